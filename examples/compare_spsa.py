@@ -130,8 +130,7 @@ def reference_losses(options: argparse.Namespace) -> list[float]:
     from common.text import Corpus
 
     from pccl.training import SPSAOptions
-    from pccl.training.spsa.elements import tensors_of
-    from pccl.training.spsa.grid import Grid
+    from pccl.training.spsa.grid import Grid, tensors_of
 
     torch.set_num_threads(1)
     model, data = GPT(), Bytecode()

@@ -24,15 +24,11 @@ Call = Callable[[], None]
 
 
 class Progress:
-    """Threads that make calls in the order of `later`. Thread-safe.
+    """Threads that make calls in the order of `later`: copies, and callbacks of futures. Thread-safe.
 
-    pccl's own thread serves all communicators of the process, so copies and callbacks of futures are made here.
-
-    A callback may wait for another call of the group, as those of DDP's PowerSGD hook do, and its future is completed
-    here too. So another thread is started whenever more calls are waiting than threads are free.
-
-    The end of the program waits for calls in progress: a thread that returns from C++ into an interpreter that is gone
-    aborts the process.
+    A callback may wait for another call of the group, so another thread is started whenever more calls are waiting than
+    threads are free. The end of the program waits for calls in progress: a thread that returns from C++ into an
+    interpreter that is gone aborts the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -115,11 +111,7 @@ def _make(call: Call) -> None:
 
 
 class Deadlines:
-    """Aborts works after their deadlines, also those that no thread waits for, e.g. DDP's. Thread-safe.
-
-    A thread sleeps until the first deadline. Calls of a group usually have one timeout, so the deadline of a new work
-    is the last one and need not wake the thread. It is started by the first work, and ends with the group.
-    """
+    """Aborts works after their deadlines, also those that no thread waits for, e.g. DDP's. Thread-safe."""
 
     def __init__(
         self, name: str, watched: Callable[[], Sequence[Any]], expire: Callable[[Sequence[Any]], None]

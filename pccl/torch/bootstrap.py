@@ -89,12 +89,7 @@ class Meeting(NamedTuple):
 
 
 def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool) -> Meeting:
-    """Connect to the other ranks of a group, and return when all are connected.
-
-    Raises:
-        DistStoreError: If ranks whose keys are needed do not appear in the store in time.
-        PCCLError: If the ranks do not all connect in time.
-    """
+    """Connect to the other ranks of a group. Raises DistStoreError, PCCLError: ranks do not appear in time."""
     rank = names.rank
     deadline_s = time.monotonic() + timeout_s
     known = os.environ.get(MASTER_VARIABLE, "") if is_default else ""
@@ -149,7 +144,6 @@ def _standby_ranks(size: int) -> range:
 
 
 def _standby_keys(token: str, size: int) -> dict[str, int]:
-    """Return the keys of standby addresses, with the rank of each."""
     return {f"{KEY}/{token}/{rank}": rank for rank in _standby_ranks(size)}
 
 
@@ -160,15 +154,13 @@ def _masters(store: Any, record: _Record, size: int) -> str:
 
 
 def _is_replaced(store: Any, record: _Record) -> bool:
-    """Return whether another first rank has written its record since."""
     return bool(store.check([KEY])) and _Record.read(store) != record
 
 
 def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
     """Return a connected communicator, and the standby of this rank, if it has one.
 
-    The store is read again after each failure, because its record may be of a dead rank. While the record stays the
-    same, so does the standby: the others may have its address.
+    The store is read again after each failure, because its record may be of a dead rank.
     """
     rank = names.rank
     record: _Record | None = None
@@ -199,7 +191,6 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
 
 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
-    """Return when all ranks are in a run that the group did not start."""
     found = communicator.wait_for_peers(size, timeout=_left_s(deadline_s))
     if found < size:
         text = f"the run has gone on with {found} peers before {size} ranks have come: is another job in it?"
@@ -237,15 +228,11 @@ def wait_for_ranks(
 ) -> bool:
     """Return True when the store has all keys; False when `is_moot()`.
 
-    Warnings of long waits and errors name the ranks whose keys are missing. A store's own wait names keys only, and
-    logs socket warnings when it times out.
-
     Args:
         rank_of: The rank that sets each key.
-        action: The operation that sets the keys, for texts.
+        action: The operation that sets the keys, for warnings and errors, which name the missing ranks.
 
-    Raises:
-        DistStoreError: At the deadline, with the missing ranks.
+    Raises DistStoreError: at the deadline.
     """
     action = action or f"making {names.group}"
     began = time.monotonic()

@@ -103,7 +103,7 @@ class GroupCalls:
         outputs: Sequence[Tensor] | None = None,
         is_barrier: bool = False,
     ) -> PCCLWork | Coalesced:
-        """Make a collective.
+        """Make a collective. Returns its work; of a waiting caller in a coalesced batch: a work that is over.
 
         Args:
             options: c10d's options, with the timeout and (`asyncOp`) whether the caller continues without waiting.
@@ -111,9 +111,6 @@ class GroupCalls:
             tensors: The result of the work.
             inputs, outputs: What the call reads and writes; by default, `tensors`.
             is_barrier: Whether all earlier collectives must be over first.
-
-        Returns:
-            The work. If it belongs to a coalesced batch and its caller would wait for it alone: a work that is over.
         """
         scheduler, work = self._scheduler, None
         waits = not getattr(options, "asyncOp", True)  # torch 2.7 has no asyncOp, and waits for the work
@@ -151,7 +148,6 @@ class GroupCalls:
         return OVER if waits else work
 
     def _start_coalescing(self, device: Any = None) -> None:
-        """Collect the calls of this thread until `_end_coalescing`."""
         if self._coalescing.batch is not None:
             raise ArgumentError("ProcessGroupPCCL::_start_coalescing: the calls of this thread are being coalesced")
         self._coalescing.batch = []

@@ -26,7 +26,7 @@ from torch.distributed import (
 )
 from torch.distributed import ReduceOp as TorchOp
 
-from pccl.torch import collectives, exchanges
+from pccl.torch import collectives
 from pccl.torch.calls import Coalesced, GroupCalls
 from pccl.torch.reductions import reduction
 from pccl.torch.tensors import (
@@ -153,7 +153,6 @@ class CollectiveMethods(GroupCalls):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _require_parts(self, what: str, whole: Tensor, part: Tensor, whole_role: str, part_role: str) -> None:
-        """Raise ArgumentError unless one tensor has as many elements as the others of all ranks."""
         if whole.dtype is not part.dtype:
             raise fail(what, f"{whole_role} tensor must have the same type as {part_role} tensor: {part.dtype}")
         if whole.numel() != part.numel() * self._size:
@@ -281,7 +280,7 @@ class CollectiveMethods(GroupCalls):
         require_dense(what, inputs)
         into = self._list_of_root(what, "output", outputs, given, root)
         require_apart(what, into)
-        return self._call(what, opts, exchanges.gather, (into, given, root), [given], [given], into)
+        return self._call(what, opts, collectives.gather, (into, given, root), [given], [given], into)
 
     def scatter(
         self,
@@ -305,10 +304,9 @@ class CollectiveMethods(GroupCalls):
         require_dense(what, outputs)
         require_apart(what, outputs)
         given = self._list_of_root(what, "input", inputs, output, root)
-        return self._call(what, opts, exchanges.scatter, (output, given, root), [output], given)
+        return self._call(what, opts, collectives.scatter, (output, given, root), [output], given)
 
     def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
-        """Return the root's list, with a tensor per rank; other ranks must not pass one."""
         if self._rank != root:
             if lists and list(lists[0]):
                 raise fail(what, f"requires empty {role} on non-root")
@@ -340,10 +338,10 @@ class CollectiveMethods(GroupCalls):
         require_dense(what, [output, given])
         if not (output.is_contiguous() and given.is_contiguous()):  # as with all of torch's own backends
             raise fail(what, "Tensors must be contiguous")
-        incoming = exchanges.parts(what, output, output_splits, self._size)
-        outgoing = exchanges.parts(what, given, input_splits, self._size)
+        incoming = collectives.parts(what, output, output_splits, self._size)
+        outgoing = collectives.parts(what, given, input_splits, self._size)
         return self._call(
-            what, opts, exchanges.all_to_all_single, (output, given, incoming, outgoing), [output], [given]
+            what, opts, collectives.all_to_all_single, (output, given, incoming, outgoing), [output], [given]
         )
 
     alltoall_base = all_to_all_single
@@ -360,7 +358,7 @@ class CollectiveMethods(GroupCalls):
                 raise fail(what, f"{role} tensor list must have {self._size} tensors, one for each rank")
         require_dense(what, [*whole, *given])
         require_apart(what, whole)
-        return self._call(what, opts, exchanges.all_to_all, (whole, given), whole, given)
+        return self._call(what, opts, collectives.all_to_all, (whole, given), whole, given)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | Coalesced:
         """Wait for all ranks, and for all earlier collectives of this one."""

@@ -94,11 +94,9 @@ class FaultTolerance(GroupCalls):
         return Coalesced([])  # a work that is over
 
     def _install(self, world: World, group: str) -> None:
-        """Make a world the present one. `group` is the group's name in texts."""
         self._connect(world.meeting, Names(group, world.rank, range(len(world.names)), world.names), len(world.names))
 
     def _connect(self, meeting: Meeting | None, names: Names, size: int) -> None:
-        """Make the ranks of a meeting the present ones; None: this process alone."""
         scheduler, specs = Scheduler(LocalTransport(), names), OpSpecs((0,), 0, (0,))
         if meeting is not None:
             names.number(meeting.peers)
@@ -111,11 +109,9 @@ class FaultTolerance(GroupCalls):
             self._names, self._specs, self._scheduler, self._meeting = names, specs, scheduler, meeting
 
     def _await_world(self, what_to_do: str) -> None:
-        """Let all calls raise until there is a first world."""
         self._be_without_world(f"{self._names.group} has no ranks yet: {what_to_do}", Result.NOT_INITIALIZED)
 
     def _be_without_world(self, text: str, result: Result) -> BackendError:
-        """Let all calls raise an error, and return it."""
         error = BackendError(text, result)
         scheduler = Scheduler(LocalTransport(), self._names)
         scheduler.leave(error)

@@ -93,7 +93,6 @@ class Hosting:
                 timer.start()
 
     def _stop_due(self) -> None:
-        """Stop the master of the current thread, a timer."""
         timer = threading.current_thread()
         assert isinstance(timer, threading.Timer)
         with self._lock:

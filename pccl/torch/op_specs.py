@@ -152,7 +152,6 @@ class OpSpecs:
         return self._spec(tag, Collective.SCATTER, recv, buffers, [recv], root=root)
 
     def _as_in_ring(self, parts: Sequence[Memory]) -> Sequence[Memory]:
-        """Return parts of ranks in the order of the ring."""
         return [parts[rank] for rank in self.order] if parts and self.order else parts
 
     def all_to_all(

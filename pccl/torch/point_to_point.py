@@ -82,8 +82,6 @@ class _Posted(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """A recv from any rank that has no tensor yet."""
-
     work: PCCLWork
     tensor: Tensor
     end_event: Callable[[], None] | None
@@ -102,10 +100,7 @@ class PointToPointMethods(GroupCalls):
         """Recvs from any rank, by tag."""
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
-        """Send a tensor to a rank. The work is over when that rank has received it.
-
-        `waits`: the caller only waits for it.
-        """
+        """Send a tensor to a rank, which has received it when the work is over. `waits`: the caller only waits."""
         plan = self._plain_plan(tensors, dst, tag, True)
         if plan is None:
             tensor = self._checked("send", tensors, dst, "destination", tag)
@@ -267,7 +262,6 @@ class PointToPointMethods(GroupCalls):
             work.end(None, error)
 
     def _take(self, posted: _Posted, tensor: Tensor, src: int, tag: int) -> PCCLWork:
-        """Return the work of a recv that a recv from any rank has posted already."""
         if posted.array.numel() != tensor.numel() or posted.array.dtype is not tensor.dtype:
             text = (
                 f"a recv from any rank has been waiting for {posted.array.numel()} elements of {posted.array.dtype} "
@@ -295,13 +289,10 @@ class PointToPointMethods(GroupCalls):
     # The monitored barrier.
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Return when all ranks have called it; otherwise name those that have not.
+        """Return when all ranks have called it. Rank 0 receives a byte from each other rank, and then answers all.
 
-        Rank 0 receives a byte from each other rank, and then answers all.
-
-        Raises:
-            BackendError: On rank 0 with the first late rank, or all late ranks with `wait_all_ranks`; on the others if
-                rank 0 does not answer; on any rank if the group has failed or was left.
+        Raises BackendError: on rank 0 with the first late rank, or all with `wait_all_ranks`; on the others if rank 0
+        does not answer.
         """
         limit_s = seconds(timeout, self._timeout_s)
         if timeout is not None and self._rank == 0 and not timeout:

@@ -267,18 +267,7 @@ def split_group(
     group_desc: str | None = None,
     backend: Any = None,
 ) -> Any:
-    """`torch.distributed.split_group` for groups that are not bound to a GPU, which torch's own requires.
-
-    Args:
-        parent: The group to split. All its ranks call this alike.
-        split_ranks: The ranks of each new group, as ranks of the parent.
-
-    Returns:
-        The new group that this rank is in, or None.
-
-    Raises:
-        ValueError: If `split_ranks` is not a split of the parent.
-    """
+    """`torch.distributed.split_group` for groups that are not bound to a GPU, which torch's own requires."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     for ranks in split_ranks:

@@ -91,7 +91,6 @@ def reduction(what: str, op: Any, dtype: Any) -> Reduction:
 
 
 def _factor(op: Any) -> Any:
-    """Return the factor of PREMUL_SUM: a number, or a tensor of one element."""
     if hasattr(op, "factor"):
         return op.factor
     state = op.__getstate__()

@@ -126,7 +126,6 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
 
 
 def _store(address: str, timeout_s: float) -> Any:
-    """Return a client of the store at "host:port/prefix". RuntimeError."""
     where, _, prefix = address.partition("/")
     host, _, port = where.rpartition(":")
     timeout = timedelta(seconds=timeout_s)

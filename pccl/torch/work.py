@@ -308,8 +308,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     def get_future(self) -> Any:
         """Return a torch.futures.Future of the tensors with the result. It raises RuntimeError if the call fails.
 
-        C++ code such as DDP's reducer does not see an exception set by Python (`set_exception`): it takes the future
-        for a result without tensors, and crashes. It does see an exception raised in a callback.
+        C++ code such as DDP's reducer sees an exception raised in a callback, and not one set by `set_exception`.
         """
         devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
         over: Any = torch.futures.Future(devices=devices or None)

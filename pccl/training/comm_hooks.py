@@ -36,10 +36,7 @@ def allreduce_hook(state: Any, bucket: GradBucket) -> Any:
 
 
 def fp16_compress_hook(state: Any, bucket: GradBucket) -> Any:
-    """Send gradients as float16 and add them up in their own type; those of 16 bits go as they are.
-
-    Finite values beyond 65504 become infinite. `state` is not used.
-    """
+    """Send gradients as float16 (values beyond 65504 become infinite) and add them up in their own type."""
     return _cast(DataType.FLOAT16, bucket)
 
 

@@ -21,13 +21,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pccl.training.group.membership import Admission, Membership
-from pccl.training.group.relaunch import Outcome
+from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
 from pccl.training.state.replicated_state import ReplicatedState
 
 Report = TypeVar("Report", bound="StepReport")
-
-SHOWN_MAX = 60
-"""The most characters of a wrong number that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,6 @@ class StepReport:
     admitted: bool
     """Whether newcomers were let in at the end of the step."""
     aborted: int
-    """Number of times that losses aborted averages."""
     tx_bytes: int
     rx_bytes: int
     state_tx_bytes: int
@@ -55,7 +51,6 @@ class GroupStep:
         self._membership = membership
         self._replicated = replicated
         self.outcomes: list[Outcome] = []
-        """Outcomes of the step's ops."""
         self.admission: Admission | None = None
         self.waited_s = 0.0
         self._are_peers_pending: bool | None = None
@@ -108,13 +103,14 @@ class GroupStep:
 
     def report(self, kind: type[Report], world_size: int, **more: Any) -> Report:
         """Return the report; `more` are the fields that `kind` adds to `StepReport`."""
+        total = combined(self.outcomes or [NOT_MADE])
         return kind(
             revision=self._membership.revision,
             world_size=world_size,
             admitted=self.admission is not None,
-            aborted=sum(each.aborted for each in self.outcomes),
-            tx_bytes=sum(each.tx_bytes for each in self.outcomes),
-            rx_bytes=sum(each.rx_bytes for each in self.outcomes),
+            aborted=total.aborted,
+            tx_bytes=total.tx_bytes,
+            rx_bytes=total.rx_bytes,
             state_tx_bytes=self.admission.tx_bytes if self.admission is not None else 0,
             state_rx_bytes=self.admission.rx_bytes if self.admission is not None else 0,
             waited_s=self.waited_s,
@@ -128,9 +124,8 @@ def checked_weight(weight: Any) -> float | None:
         return None
     value = _float(weight)
     if value is None or not (math.isfinite(value) and value >= 0):
-        raise ValueError(
-            f"weight {_shown(weight)}: must be finite and at least 0, such as the number of tokens trained on"
-        )
+        shown = type(weight).__name__ if value is None else value
+        raise ValueError(f"weight {shown}: must be finite and at least 0, such as the number of tokens trained on")
     return value
 
 
@@ -138,7 +133,7 @@ def as_float(name: str, given: Any) -> float:
     """Return `given`, the argument `name`, as a float. Raises ValueError: it is not a number that fits."""
     value = _float(given)
     if value is None:
-        raise ValueError(f"{name} {_shown(given)}: must be a number that a float can hold")
+        raise ValueError(f"{name} of type {type(given).__name__}: must be a number that a float can hold")
     return value
 
 
@@ -147,11 +142,3 @@ def _float(given: Any) -> float | None:
         return float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, for more than one element
         return None
-
-
-def _shown(given: Any) -> str:
-    try:
-        text = repr(given)
-    except ValueError:  # an integer of more digits than Python writes
-        text = f"of type {type(given).__name__}"
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

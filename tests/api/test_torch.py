@@ -201,9 +201,9 @@ def test_checkpoint_has_the_optimizer_of_a_sharded_module(mesh: Any, tmp_path: P
         return DiLoCo(Communicator("127.0.0.1:1"), module, optimizer), optimizer
 
     first, optimizer = trained(2)
-    first.save(tmp_path / "rank.npz")
+    first.save(tmp_path / "rank.safetensors")
     second, other = trained(0)
-    second.load(tmp_path / "rank.npz")
+    second.load(tmp_path / "rank.safetensors")
     moments = [each.state[each.param_groups[0]["params"][0]]["exp_avg"] for each in (optimizer, other)]
     assert torch.equal(local_shard(moments[0]), local_shard(moments[1]))
     assert second.digest() == first.digest()

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from pccl import signs
-from pccl.training.spsa import elements
-from pccl.training.spsa.elements import HostElements, TorchElements
-from pccl.training.spsa.grid import Grid
+from pccl.training.spsa import grid as elements
+from pccl.training.spsa.grid import Grid, HostElements, TorchElements
 from tests.native.sign_cases import SignCase, sign_cases
 
 torch = pytest.importorskip("torch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,17 +109,6 @@ def test_timeout_of_silent_store(ranks: Callable[[int], Ranks], monkeypatch: pyt
     monkeypatch.setattr(reconfigure, "GRACE_S", 0.1)
     monkeypatch.setattr(reconfigure, "_check_in", lambda *_: time.sleep(1.0))
     assert "does not answer" in str(ranks(2).call(0, 1, timeout_s=0.1).result())
-
-
-def test_foreign_connections_ignored(ranks: Callable[[int], Ranks]) -> None:
-    two = ranks(2)
-    handle = two.made[0].handle
-    with (
-        socket.create_connection((handle.host, handle.port)),
-        socket.create_connection((handle.host, handle.port)) as loud,
-    ):
-        loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert [call.result().rank for call in [two.call(0, 1), two.call(1, 1)]] == [0, 1]
 
 
 def test_process_outside_of_handles_refused(ranks: Callable[[int], Ranks]) -> None:

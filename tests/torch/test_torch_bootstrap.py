@@ -135,17 +135,6 @@ def test_loopback_address_means_store_host(store_host: str, master_host: str) ->
     assert _Communicator.made[0].masters == ",".join(f"{master_host}:{port}" for port in (1, 11, 12))
 
 
-def test_first_rank_resolves_standby_addresses() -> None:
-    store = _StoreAt("192.0.2.1")
-    meeting = _meets(store, 0)
-    store.wait([bootstrap.KEY], timedelta(seconds=LIMIT_S))
-    token = json.loads(store.get(bootstrap.KEY))["token"]
-    store.set(f"{bootstrap.KEY}/{token}/1", "127.0.0.1:11")
-    store.set(f"{bootstrap.KEY}/{token}/2", "198.51.100.2:12")
-    meeting()
-    assert _Communicator.made[0].masters == "192.0.2.1:1,192.0.2.1:11,198.51.100.2:12"
-
-
 def test_first_rank_retries() -> None:
     store = dist.HashStore()
     _Communicator.failures = [Result.MASTER_CONNECTION_FAILED]
@@ -172,19 +161,6 @@ def test_permanent_failure_raised(monkeypatch: pytest.MonkeyPatch, rank: int) ->
         bootstrap.meet(store, names(rank), 3, LIMIT_S, is_default=False)
     assert all(each.is_retired for each in _Hosting.made)
     assert all(each.is_closed for each in _Communicator.made)
-
-
-def test_stale_record_is_replaced() -> None:
-    """Other ranks have read the new one, so their standbys are not those of the old one."""
-    store = dist.HashStore()
-    _record(store, "old")
-    meeting = _meets(store, 1)
-    store.wait([f"{bootstrap.KEY}/old/1"], timedelta(seconds=LIMIT_S))
-    store.set(f"{bootstrap.KEY}/new/2", "127.0.0.1:12")
-    _record(store, "new")
-    meeting()
-    assert [each.is_retired for each in _Hosting.made] == [True, False]
-    assert store.get(f"{bootstrap.KEY}/new/1").decode() == "127.0.0.1:12"
 
 
 def test_timeout_names_missing_standby() -> None:

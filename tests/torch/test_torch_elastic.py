@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -228,48 +227,6 @@ def test_reconfigure_after_timeout(ranks: Ranks) -> None:
     groups[1].pg.set_timeout(LIMIT)
     form(2, groups)
     assert groups[1].pg.get_error() == ErrorType.SUCCESS
-
-
-def test_abort_hooks_called_once_per_world(ranks: Ranks) -> None:
-    groups = ranks(2)
-    form(1, groups)
-    called: list[str] = []
-    seen = threading.Event()
-
-    def fail() -> None:
-        raise ValueError("of the hook")
-
-    pg = groups[0].pg
-    assert pg.supports_abort_hooks
-    pg.register_abort_hook(3, lambda: (called.append("third"), seen.set()))
-    pg.register_abort_hook(2, fail)
-    pg.register_abort_hook(1, lambda: called.append("first"))
-    pg.register_abort_hook(4, lambda: called.append("never"))
-    pg.unregister_abort_hook(4)
-    groups[1].pg.abort()
-    groups[0].failure()
-    groups[0].failure()
-    assert seen.wait(WAIT_S)
-    assert called == ["first", "third"]
-    pg.abort()
-    assert called == ["first", "third"] * 2
-
-
-def test_reconfigure_of_group_with_store(ranks: Ranks) -> None:
-    store = dist.HashStore()
-    both = together([partial(ProcessGroupPCCL, store, rank, 2, LIMIT) for rank in range(2)])
-    groups = []
-    for pg in both:
-        group = Group.__new__(Group)
-        group.pg, group.handle = pg, pg.get_reconfigure_handle()
-        groups.append(group)
-    try:
-        assert sums(groups) == [total(2)] * 2
-        form(1, [groups[1], *ranks(1), groups[0]])
-    finally:
-        for pg in both:
-            with suppress(BackendError):
-                pg.shutdown()
 
 
 def test_dtensor_coordinates_after_reconfigure() -> None:

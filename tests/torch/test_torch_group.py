@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -59,21 +57,6 @@ def test_many_calls_in_flight() -> None:
         return [tensor[0].item() for tensor in tensors]
 
     assert run_ranks(2, script) == [[float(3 * number) for number in range(100)]] * 2
-
-
-def test_group_again_with_same_store() -> None:
-    store = dist.HashStore()
-
-    def script(rank: int) -> float:
-        dist.destroy_process_group()
-        for _ in range(2):
-            dist.init_process_group("pccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
-            tensor = torch.ones(3)
-            dist.all_reduce(tensor)
-            dist.destroy_process_group()
-        return float(tensor[0])
-
-    assert run_ranks(2, script) == [2.0, 2.0]
 
 
 def test_timeout_of_call_without_partners() -> None:
@@ -162,24 +145,6 @@ def test_device_mesh() -> None:
     assert run_ranks(4, script) == [(4.0, 3.0), (6.0, 3.0), (4.0, 7.0), (6.0, 7.0)]
 
 
-def test_group_properties() -> None:
-    def script(rank: int) -> int:
-        group = dist.distributed_c10d._get_default_group()
-        assert group.name() == "pccl"
-        assert [each.type for each in group._device_types] == ["cpu", "cuda"]
-        backend = group._get_backend(torch.device("cpu"))
-        assert backend.options._timeout == timedelta(seconds=60)
-        backend._set_default_timeout(timedelta(seconds=7))
-        assert group.options._timeout == timedelta(seconds=7)
-        assert dist.distributed_c10d._get_process_group_name(group) == group.group_name
-        before = group._get_sequence_number_for_group()
-        for _ in range(3):
-            dist.all_reduce(torch.ones(1))
-        return group._get_sequence_number_for_group() - before
-
-    assert run_ranks(2, script) == [3, 3]
-
-
 def test_barrier_waits_for_earlier_calls() -> None:
     def script(rank: int) -> bool:
         tensors = [torch.full((100,), float(number)) for number in range(30)]
@@ -214,26 +179,3 @@ def test_init_timeout_names_missing_ranks(
     with pytest.raises(dist.DistStoreError, match=f"process group 7 .*after 0.5 s: {missing} .*not called it"):
         pccl.torch.ProcessGroupPCCL(store, rank, 3, timedelta(seconds=0.5), global_ranks=[10, 11, 12], name="7")
     assert re.search(f"process group 7 has waited 0 s for {missing}, which", caplog.text)
-
-
-def test_rank_leaving_during_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its view may be gone before others have looked at it."""
-    exchange = pccl.torch.bootstrap.exchange
-
-    def slow(communicator: pccl.Communicator, rank: int, size: int, deadline_s: float) -> Any:
-        found = exchange(communicator, rank, size, deadline_s)
-        while rank == 0 and len(communicator.membership.peers) == size:
-            time.sleep(0.001)
-        return found
-
-    monkeypatch.setattr(pccl.torch.bootstrap, "exchange", slow)
-
-    def script(rank: int) -> str:
-        if rank == 1:
-            return ""
-        with pytest.raises(pccl.torch.BackendError) as caught:
-            dist.all_reduce(torch.ones(3))
-        assert caught.value.lost == (1,)
-        return str(caught.value)
-
-    assert "rank 1 lost" in run_ranks(2, script)[0]

@@ -12,12 +12,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from pccl.errors import PCCLError  # noqa: E402
-from pccl.torch.errors import BackendError, Names  # noqa: E402
-from pccl.torch.scheduler import QUEUES, Scheduler  # noqa: E402
-from pccl.torch.transport import LocalTransport  # noqa: E402
-from pccl.torch.work import PCCLWork, Steps  # noqa: E402
-from pccl.types import Result  # noqa: E402
+from pccl.torch.errors import BackendError  # noqa: E402
+from pccl.torch.scheduler import QUEUES  # noqa: E402
 from tests.torch.ranks import LIMIT_S, run_ranks, worlds  # noqa: E402
 
 
@@ -93,30 +89,6 @@ def test_interrupted_collective_only_counts(is_async: bool) -> None:
         return tensor.item()
 
     assert run_ranks(2, script) == [4.0**QUEUES] * 2
-
-
-class SilentTransport(LocalTransport):
-    """A transport whose ops get no verdict before their works have been given up."""
-
-    def launch(self, spec: Any, title: str, started: Callable[[Any], None], over: Callable[[], None]) -> None:
-        started(object())
-        self.over = over
-
-    def cancel(self, op: Any, title: str, timeout_s: float) -> None:
-        raise PCCLError(Result.OUTCOME_UNKNOWN, title, "no verdict has arrived")
-
-
-def test_op_ending_after_its_work_ignored() -> None:
-    def steps() -> Steps:
-        yield None  # type: ignore[misc]
-
-    transport = SilentTransport()
-    work = PCCLWork(Scheduler(transport, Names("the default group", 0, [0])), "send", steps(), 0, 0.0, True)
-    work.advance(False)
-    work.expire()
-    transport.over()
-    with pytest.raises(BackendError, match="no verdict has arrived"):
-        work.wait()
 
 
 def test_monitored_barrier_aborted_with_group() -> None:

@@ -256,35 +256,6 @@ def test_leaving_rank_does_not_disturb_pair() -> None:
     assert run_ranks(size, script)[0] == [1.0, 2.0]
 
 
-def test_timeout_of_started_recv() -> None:
-    """Also while it is on the fast path, which takes the later ops of a tag."""
-    is_over = threading.Event()
-
-    def script(rank: int) -> str:
-        tensor = torch.zeros(4)
-        for number in range(4):
-            if rank == 0:
-                dist.irecv(tensor, 1).wait()
-                assert tensor.tolist() == [float(number)] * 4
-            else:
-                dist.isend(torch.full((4,), float(number)), 0).wait()
-        if rank == 1:
-            assert is_over.wait(60)
-            return ""
-        work = dist.irecv(tensor, 1)
-        work.limit(0.0)
-        work.expire()
-        try:
-            with pytest.raises(pccl.torch.BackendError) as caught:
-                work.wait()
-        finally:
-            is_over.set()
-        assert tensor.tolist() == [3.0] * 4
-        return str(caught.value)
-
-    assert "gave up" in run_ranks(2, script)[0]
-
-
 def test_started_send_completes_without_wait() -> None:
     def script(rank: int) -> list[float]:
         got = []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from datetime import timedelta
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,54 +10,7 @@ import torch.distributed as dist  # noqa: E402
 from torch._C import _distributed_c10d as c10d  # noqa: E402
 
 import pccl.torch.work  # noqa: E402
-from pccl.torch import BackendError  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
-
-
-def test_work_sequence_numbers() -> None:
-    def script(rank: int) -> list[int]:
-        group = dist.distributed_c10d._get_default_group()
-        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
-        numbers = [work._get_sequence_number() for work in works]
-        assert group._get_sequence_number_for_group() == 3
-        for work in works:
-            work.wait()
-        return numbers
-
-    with worlds():
-        assert run_ranks(2, script) == [[1, 2, 3]] * 2
-
-
-def test_work_duration() -> None:
-    def script(rank: int) -> float:
-        untimed = dist.all_reduce(torch.ones(1), async_op=True)
-        untimed.wait()
-        dist.distributed_c10d._get_default_group()._enable_collectives_timing()
-        with pytest.raises(RuntimeError, match="_enable_collectives_timing"):
-            untimed._get_duration()
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-        work.wait()
-        return float(work._get_duration())
-
-    with worlds():
-        for duration_ms in run_ranks(2, script):
-            assert math.isfinite(duration_ms)
-            assert duration_ms > 0
-
-
-def test_work_result_future() -> None:
-    def script(rank: int) -> list[int]:
-        good = dist.all_reduce(torch.ones(1), async_op=True).get_future_result().wait()
-        dist.barrier()
-        if rank == 1:
-            return [good]
-        group = dist.distributed_c10d._get_default_group()
-        group.set_timeout(timedelta(seconds=0.3))
-        late = dist.all_reduce(torch.ones(1), async_op=True)
-        return [good, late.get_future_result().wait()]
-
-    with worlds():
-        assert run_ranks(2, script, ends=False) == [[0, 1], [0]]
 
 
 def test_inflight_work_registered() -> None:
@@ -103,40 +53,3 @@ def test_wait_tensor_waits_for_work() -> None:
 
     with worlds():
         assert run_ranks(2, script) == [[2.0, 2.0]] * 2
-
-
-def test_unsupported_hooks_refused() -> None:
-    def script(rank: int) -> bool:
-        group = dist.distributed_c10d._get_default_group()
-        for register in (group.register_pre_hook, group.register_post_hook):
-            with pytest.raises(NotImplementedError, match="hooks"):
-                register(1, print)
-        return True
-
-    with worlds():
-        assert run_ranks(2, script) == [True, True]
-
-
-def test_failed_inflight_work_unregistered() -> None:
-    """All of the tensors are forgotten then, and the error is the one that `wait` raises anywhere."""
-
-    def script(rank: int) -> str:
-        dist.barrier()
-        if rank == 1:
-            return ""
-        group = dist.distributed_c10d._get_default_group()
-        group.set_timeout(timedelta(seconds=0.3))
-        before = c10d._get_work_registry_size()
-        c10d._set_allow_inflight_collective_as_graph_input(True)
-        try:
-            work = group.allreduce_coalesced([torch.ones(1), torch.ones(2)])
-        finally:
-            c10d._set_allow_inflight_collective_as_graph_input(False)
-        assert c10d._get_work_registry_size() == before + 2
-        with pytest.raises(BackendError, match=r"[Tt]imed out") as caught:
-            work.wait()
-        assert c10d._get_work_registry_size() == before
-        return str(caught.value)
-
-    with worlds():
-        assert "rank 0" in run_ranks(2, script, ends=False)[0]

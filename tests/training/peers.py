@@ -73,7 +73,7 @@ class Peer:
 
 
 def cluster_of(master: MasterNode, count: int, kind: Kind = DiLoCo, **options: Any) -> list[Peer]:
-    """Return so many peers that have joined, numbered from 0."""
+    """Return `count` peers that have joined, numbered from 0."""
     peers = [Peer(master.address, number, kind, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers

@@ -23,7 +23,7 @@ SAMPLERS: dict[str, tuple[Kind, bool]] = {
     "sampler async fixed": (AsyncDiLoCo, True),
 }
 SAMPLES = 401
-"""Their logs are beside the file that ends the run."""
+"""Logs are in the folder of the file that ends the run."""
 INNER_S = 0.03
 """The least time that inner steps take, so that there is a middle of them."""
 STOP_TAG = 100
@@ -58,7 +58,7 @@ def main() -> None:
         time.sleep(INNER_S)
         step = peer.step()
         say(peer, step.world_size)
-        # Who has just been admitted goes on with inner steps, and so must the others.
+        # A newcomer goes on with inner steps, and so must the others.
         if not step.admitted and is_agreed(peer.communicator, Path(stop_file).exists()):
             break
     if isinstance(peer.diloco, AsyncDiLoCo):

@@ -1,4 +1,4 @@
-"""Numbers that programs give to training classes after these were made: integers of any library, and nothing else."""
+"""Numbers set on training classes after construction: integers of any library are taken, others are refused."""
 
 from __future__ import annotations
 

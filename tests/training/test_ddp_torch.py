@@ -172,14 +172,6 @@ def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
     close(peers)
 
 
-def test_second_backward_pass_is_refused(master: MasterNode) -> None:
-    (peer,) = cluster_of(master, 1)
-    loss(peer.module, 0, 0).backward()
-    with pytest.raises(RuntimeError, match=r"use no_sync\(\)"):
-        loss(peer.module, 0, 1).backward()
-    close([peer])
-
-
 def test_ddp_is_garbage_collected(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     ended = weakref.ref(peer.ddp), weakref.ref(peer.communicator)
@@ -269,34 +261,6 @@ def test_optimizers_match_torch(master: MasterNode, kind: str) -> None:
         ddp.close()
 
 
-class WithCopies(torch.optim.SGD):
-    """An optimizer whose state begins with copies of the parameters, as that of schedule-free ones."""
-
-    def step(self, closure: Any = None) -> Any:
-        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            self.state[parameter].setdefault("z", parameter.detach().clone())
-        return super().step(closure)
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "told"),
-    [
-        (WithCopies, ValueError, "the state 'z' of WithCopies does not begin at zero"),
-        (torch.optim.LBFGS, TypeError, "LBFGS computes the loss several times in a step"),
-        (torch.optim.SparseAdam, RuntimeError, "does not support dense gradients"),
-    ],
-)
-def test_refused_optimizer_is_unchanged(master: MasterNode, kind: Any, error: type[Exception], told: str) -> None:
-    module = new_module()
-    optimizer = kind(module.parameters(), lr=0.25)
-    with pytest.raises(error, match=told):
-        DDP(Communicator(master.address), module, optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.25
-    assert not optimizer.state
-    assert all(parameter.grad is None for parameter in module.parameters())
-    assert torch.equal(parameters(module), parameters(new_module()))
-
-
 def test_untrainable_modules_are_refused(master: MasterNode) -> None:
     communicator = Communicator(master.address)
     with pytest.raises(ValueError, match="Identity has no parameters that require gradients"):
@@ -328,28 +292,6 @@ def test_sparse_gradients_are_refused(master: MasterNode) -> None:
         ddp.join()
         with pytest.raises(ValueError, match=r"shape \(10, 3\) is sparse"):
             module(torch.tensor([1])).sum().backward()
-
-
-@pytest.mark.usefixtures("place")
-def test_digest_of_several_dtypes(master: MasterNode) -> None:
-    def enter(number: int) -> DDPPeer:
-        peer = DDPPeer(master.address, number)
-        peer.module = torch.nn.Sequential(torch.nn.Linear(6, 8).bfloat16(), torch.nn.Linear(8, 2).double())
-        peer.module.register_parameter("scale", torch.nn.Parameter(torch.tensor(2.0)))
-        peer.ddp = DDP(peer.communicator, peer.module, new_optimizer(peer.module), admit_every=1)
-        return peer.enter(2)
-
-    def step(peer: DDPPeer) -> tuple[str, float]:
-        inputs = torch.full((3, 6), 1.0 + peer.number).bfloat16()
-        (peer.module[1](peer.module[0](inputs).double()).sum() * peer.module.scale).backward()
-        assert peer.ddp.step().world_size == 2
-        return peer.ddp.digest(), float(peer.module.scale.detach())
-
-    torch.manual_seed(0)
-    peers = together([partial(enter, number) for number in range(2)])
-    found = together([partial(step, peer) for peer in peers])
-    assert found[0] == found[1]
-    close(peers)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")

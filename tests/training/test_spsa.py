@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl import Communicator, MasterNode
 from pccl.devices import torch_cuda
 from pccl.signs import add_signs
 from pccl.training import SPSA, CheckpointError, LogError, SPSAOptions
-from pccl.training.spsa import elements
+from pccl.training.spsa import grid as elements
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
 from tests.training.peers import assert_parity, new_model
@@ -212,34 +211,6 @@ def test_log_replays_the_run(master: MasterNode, tmp_path: Path) -> None:
         SPSAPeer(master.address, 0, log=path)
 
 
-def test_a_log_is_of_one_peer(master: MasterNode, tmp_path: Path) -> None:
-    peer = SPSAPeer(master.address, 0, log=tmp_path / "log").enter()
-    with pytest.raises(LogError, match="a log of its own"):
-        SPSAPeer(master.address, 1, log=tmp_path / "log")
-    peer.close()
-
-
-def test_log_continues_after_crash(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with MasterNode("127.0.0.1:0") as master:
-        peer = SPSAPeer(master.address, 0, log=tmp_path / "before").enter().run(5)
-        peer.spsa.save(tmp_path / "checkpoint")
-        peer.run(7)
-        path.write_bytes((tmp_path / "before").read_bytes()[:-2])
-        peer.close()
-    with MasterNode("127.0.0.1:0") as master:
-        again = SPSAPeer(master.address, 0, log=path)
-        again.spsa.load(tmp_path / "checkpoint")
-        assert again.spsa.replay(path) == 1  # the seventh step was written in part
-        again.enter().run(9)
-        again.close()
-    with MasterNode("127.0.0.1:0") as master:
-        whole = SPSAPeer(master.address, 0).enter().run(9)
-        whole.close()
-    assert_parity([peer, again, whole])
-    assert replayed(path, 9) == whole.digest()
-
-
 def test_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     with MasterNode("127.0.0.1:0") as master:
@@ -304,7 +275,7 @@ def test_interrupted_move_needs_rejoin(master: MasterNode, tmp_path: Path, monke
         add_signs(*arguments, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr("pccl.training.spsa.elements.add_signs", interrupted)
+        patched.setattr("pccl.training.spsa.grid.add_signs", interrupted)
         with pytest.raises(KeyboardInterrupt):
             peers[0].step()
     for use in (peers[0].step, peers[0].spsa.digest, partial(peers[0].spsa.save, tmp_path / "torn")):
@@ -319,12 +290,6 @@ def test_interrupted_move_needs_rejoin(master: MasterNode, tmp_path: Path, monke
     thread.result()
     assert_parity(peers)
     close(peers)
-
-
-def test_step_before_join_is_refused(master: MasterNode) -> None:
-    with pytest.raises(PCCLError, match="call join before") as caught:
-        SPSAPeer(master.address, 0).step()
-    assert caught.value.result is Result.INVALID_USAGE
 
 
 def test_invalid_arguments_are_refused() -> None:
@@ -365,22 +330,3 @@ def test_untrainable_models_are_refused(model: Any, reason: str) -> None:
 def test_invalid_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         SPSAOptions(**{"learning_rate": 1e-3} | wrong)
-
-
-def test_memory_of_inference(master: MasterNode) -> None:
-    """NumPy tells tracemalloc of its arrays."""
-    model = {"weights": np.ones(2**20, np.float32)}
-    peer = SPSAPeer(master.address, 0, model=model)
-    tracemalloc.start()
-    try:
-        peer.enter()
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(3):
-            peer.spsa.step(lambda direction: float(model["weights"][direction]))
-        peer.digest()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < model["weights"].nbytes / 8
-    peer.close()

@@ -34,7 +34,7 @@ def fail_together(calls: list[Callable[[], Any]]) -> None:
 
 
 def set_back(state_of: Any) -> None:
-    """Set a peer back to before its last step, of which it has not heard."""
+    """Set a peer back to before its last step, as if the verdict had not arrived."""
     state_of._state.revision -= 1
 
 

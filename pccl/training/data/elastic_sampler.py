@@ -1,24 +1,20 @@
 """A data stream for a group whose members come and go: each sample of an epoch is used exactly once.
 
 The samples of all epochs, each in its own order (`pccl.training.data.stream`), are one endless stream. Every peer holds
-the same ledger of used positions (`pccl.training.data.sample_ledger`); what a peer may draw next follows from the
-ledger and the members. All peers know of every committed average which peers' contributions are in it. A step:
+the same ledger of used positions (`pccl.training.data.sample_ledger`), which with the members decides what each may
+draw next. A step:
 
     draw      each peer takes the next of its own positions, as many as it trains on
-    claim     all note what each has trained on since its last claim, then launch the average
+    claim     all learn what each has trained on since its last claim, then launch the average
     commit    claims of the peers in the committed average are used; those of others are assigned again
 
-1. *Used once.* No two peers draw one position. A claim is known to all before its average can commit: it is always
-   `samples_per_step`, known since the group was formed, or peers send theirs in an all-gather before the average.
-   Membership only shrinks between the two, so every contribution has a known claim.
-2. *Assigned again* is a sample whose peer was lost before a step with it committed. With DDP a peer counts only if all
-   buckets had its part.
-3. *Drawn is not used.* `track` notes which batches of a DataLoader are handed out, and only those are claimed. Where
-   the group changes, batches that workers loaded ahead are left out.
-4. *Epochs end together.* `epoch` counts the epochs with every sample used and committed, and changes on all peers in
-   the same step. Batches are always full, so the next epoch may have begun before.
-5. *Newcomers and restarts.* The ledger is the sampler's `state_dict`, a part of the replicated state. After an
-   admission all form the group again, by an all-gather of a few numbers.
+1. *Used once.* Peers draw disjoint positions. A claim is known to all before its average can commit: it is always
+   `samples_per_step`, or peers gather theirs before the average. Membership only shrinks between the two.
+2. *Assigned again* is a sample whose peer was lost before a step with it committed.
+3. *Drawn is not used.* `track` notes which batches of a DataLoader are handed out; only those are claimed.
+4. *Epochs end together.* `epoch` counts the epochs with every sample committed, and changes on all peers in the same
+   step. Batches are always full, so the next epoch may have begun before.
+5. The ledger is the sampler's `state_dict`, a part of the replicated state; all form the group after an admission.
 
 Ranks of a site share a stream with their own peer group alone: give each rank a part of the dataset of its own.
 """
@@ -37,8 +33,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
-from pccl.training.data.sample_ledger import Ledger, Member
-from pccl.training.data.sample_log import SampleLog
+from pccl.training.data.sample_ledger import Ledger, Member, SampleLog
 from pccl.training.data.stream import Range, permutation
 from pccl.training.group.relaunch import gather_among_all, own_number
 
@@ -49,7 +44,6 @@ FORESEEN = 1024
 class _Draw:
     generation: int
     ranges: list[Range]
-    """The positions."""
     indices: NDArray[np.int64]
 
 
@@ -119,18 +113,13 @@ class ElasticSampler:
         self._ledger = Ledger(dataset_size)
         self._process = os.getpid()
         self._number = 0
-        """The number of this peer; `_name` is its name as a member."""
         self._name = ""
         self._own = 0
-        """The index of this peer among the members."""
         self._generation = 0
-        """The ledger's, for what follows."""
         self._drawn = 0
         """The number of this peer's positions in that assignment that are drawn."""
         self._trained: list[Range] = []
-        """Handed out since the last claim."""
         self._ahead: deque[_Draw] = deque()
-        """The draws that a tracked loader has made and not given yet."""
         self._foreseen = _Foreseen(-1, 0, np.empty(0, np.int64))
         self._loader: tuple[Any, Iterator[Any]] | None = None
         self._is_tracking = False
@@ -184,8 +173,7 @@ class ElasticSampler:
         return {**facts, **self._ledger.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Load another peer's or a former state. Raises ValueError: it is of another data stream, or not a
-        sampler's."""
+        """Load a state. Raises ValueError: it is of another data stream, or not a sampler's."""
         try:
             for name, ours in (("dataset_size", self.dataset_size), ("seed", self._seed), ("shuffle", self._shuffle)):
                 if state_dict[name] != ours:
@@ -213,8 +201,7 @@ class ElasticSampler:
     def track(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.
 
-        Batches that the loader has ready for the next epoch are kept for the next call with it. Raises ValueError: it
-        draws elsewhere.
+        Batches that the loader has ready for the next epoch are kept. Raises ValueError: it draws elsewhere.
         """
         draws_here: bool = (loader.batch_sampler if self._batch_size is not None else loader.sampler) is self
         if not draws_here:
@@ -246,7 +233,6 @@ class ElasticSampler:
             yield draw.indices
 
     def _draw(self, count: int) -> _Draw:
-        """Return the next positions of this peer."""
         self._require_group()
         if self._generation != self._ledger.generation:
             self._generation = self._ledger.generation
@@ -259,7 +245,6 @@ class ElasticSampler:
         return _Draw(self._generation, ranges, self._indices(self._drawn - count, self._drawn))
 
     def _indices(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the dataset's indices at this peer's positions number `begin` to before `end`."""
         made = self._foreseen
         if made.generation != self._generation or not made.begin <= begin <= end <= made.begin + made.indices.size:
             ranges = self._ledger.ranges(self._own, begin, max(end, begin + min(FORESEEN, self.dataset_size)))
@@ -308,7 +293,6 @@ class ElasticSampler:
             self._is_tracking = False
 
     def _void_what_is_ahead(self) -> None:
-        """Give up the loader and its draws."""
         self._loader = None
         if self._generation == self._ledger.generation:
             self._drawn -= sum(draw.indices.size for draw in self._ahead if draw.generation == self._generation)
@@ -332,8 +316,9 @@ class ElasticSampler:
     # What a training class, or a loop of one's own, calls: all peers in the same order.
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
-        """Form the group, after newcomers were let in and have the state: a group call. None: this peer alone, without
-        a run. Raises ValueError, on newcomers: only some peers have `samples_per_step`."""
+        """Form the group, after newcomers have the state: a group call. None: this peer alone, without a run. Raises
+        ValueError, on newcomers: only some peers have `samples_per_step`.
+        """
         rows = _gathered(communicator, self._announcement(), tag)
         self._form(own_number(communicator) if communicator is not None else 0, rows)
 
@@ -343,7 +328,6 @@ class ElasticSampler:
         return [int(self._name, 16), self._block, self._samples_per_step is not None]
 
     def _form(self, number: int, rows: Mapping[int, Sequence[int]]) -> None:
-        """Form the group from the announcements of all, by number."""
         is_fixed = rows[number][2]
         if any(row[2] != is_fixed for row in rows.values()):
             if not self._ledger.members:
@@ -358,8 +342,7 @@ class ElasticSampler:
         self._trained.clear()
 
     def fix_steps(self) -> None:
-        """Set `samples_per_step` to `batch_size` where it was not given, before the group is formed. Raises
-        ValueError."""
+        """Set `samples_per_step` to `batch_size` where it was not given. Raises ValueError: neither was."""
         if self._samples_per_step is None and self._batch_size is None:
             raise ValueError(
                 "DDP must know how many samples a peer trains on in a step: make the ElasticSampler with "
@@ -376,10 +359,9 @@ class ElasticSampler:
             )
 
     def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
-        """Claim what was handed out since the last claim, before the average with it is launched: a group call.
+        """Claim what was handed out since the last claim, before its average is launched: a group call.
 
-        `on_their_way` is the number of averages in flight. Raises RuntimeError as `check_step`, before anything is
-        claimed.
+        `on_their_way` averages are in flight. Raises RuntimeError as `check_step`, before anything is claimed.
         """
         is_repeated = self._ledger.claims > on_their_way  # a former call's average was not made
         if self.drawn or not is_repeated:
@@ -399,8 +381,10 @@ class ElasticSampler:
         self._trained.clear()
 
     def commit(self, peers: Collection[int] | None = None) -> None:
-        """Commit the oldest claim with the contributions of these peers (numbers; None: this one), on all peers in
-        order. Raises PCCLError INVALID_USAGE: other peers took part than have claimed."""
+        """Commit the oldest claim with the contributions of these peers (None: this one), on all peers in order.
+
+        Raises PCCLError INVALID_USAGE: other peers took part than have claimed.
+        """
         numbers = {self._number} if peers is None else set(peers)
         known = {member.number for member in self._ledger.members}
         if not numbers or not numbers <= known:
@@ -426,7 +410,6 @@ class ElasticSampler:
 
 
 def _integer(name: str, value: Any) -> int:
-    """Return a Python integer, also for NumPy's and torch's. Raises TypeError."""
     try:
         return as_int(name, value)
     except ValueError as error:
@@ -434,7 +417,6 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> dict[int, list[int]]:
-    """Return all peers' numbers, by peer number."""
     if communicator is None:
         return {0: row}
     rows, _ = gather_among_all(communicator, np.array(row, np.int64), tag)

@@ -1,6 +1,6 @@
-"""The ledger of what a group has used of a data stream: the part of `ElasticSampler` that is the same on all peers.
+"""The ledger of what a group has used of a data stream, and a peer's log of it.
 
-The stream is endless: position g is sample g mod N of epoch g div N. The ledger knows which positions are used, and
+Position g of the endless stream is sample g mod N of epoch g div N. The ledger knows which positions are used, and
 which member may use which of the others next. It changes by what all peers have alike:
 
     form     the members: the free positions are assigned (`pccl.training.data.stream`)
@@ -9,25 +9,35 @@ which member may use which of the others next. It changes by what all peers have
 
 1. A position is used once: members' positions are disjoint, each uses its own in order, and a claimed position is free
    again only if its average was made without it.
-2. No position is lost: what is neither used nor claimed is assigned. A peer missing from an average is not a member
-   from then on, and its rest is assigned to the others at once, the lowest positions first.
+2. All positions are used: what is neither used nor claimed is assigned. A peer missing from an average is no longer a
+   member, and its rest is assigned to the others at once, the lowest positions first.
 3. The state is small: the first position that was never begun, and free ranges below it. Where one member is two rounds
    ahead of another the rest is assigned again, in blocks as large as their last claims, so that shares follow speeds.
-4. In the state, claims in flight are free, and it names no members.
+4. The state has claims in flight as free, and names no members. `history` is a hash chain over the commits.
 
-`history` is a hash chain over the commits: peers with one history have used the same samples in the same steps
-(`pccl.tools.audit` checks it).
+`SampleLog`, which `pccl.tools.audit` reads, is a JSON line for each event:
+
+    {"stream": {"dataset_size": 60000, "seed": 0, "shuffle": true}}         the first line of each process
+    {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   to be trained on, for step 7
+    {"discarded": 7, "by": "5f..."}                                         samples drawn for step 7 were not trained on
+    {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
+
+A line of samples is written before they are handed out, so before any step with them can commit.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import blake3
+from numpy.typing import NDArray
 
 from pccl.training.data.stream import Assignment, Pool, Range, merged
 
@@ -37,11 +47,9 @@ GENESIS = "0" * 32
 @dataclass(frozen=True, slots=True)
 class Member:
     number: int
-    """The peer's number."""
     name: str
     """The name of a peer's time in the run, unique among all peers that ever were in it."""
     block: int
-    """Positions in a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,7 @@ class Commit:
     """Commits before it."""
     before: str
     after: str
-    """The histories."""
     used: Mapping[str, Sequence[Range]]
-    """The ranges that were used, by members' names."""
     again: Sequence[Range]
     """The ranges to be assigned again, as a lost peer had claimed them."""
 
@@ -69,10 +75,8 @@ class Ledger:
     def __init__(self, dataset_size: int) -> None:
         self.dataset_size = dataset_size
         self.steps = 0
-        """Commits of the whole run."""
         self.history = GENESIS
         self.generation = 0
-        """Counts the assignments."""
         self.members: tuple[Member, ...] = ()
         """The members by ascending number; empty until `form`."""
         self._pool = Pool()
@@ -152,8 +156,7 @@ class Ledger:
         return {"steps": self.steps, "history": self.history, "begun": pool.begun, "free": free}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load `state`, and have no members then unless it equals this one. Raises KeyError, TypeError, ValueError:
-        malformed."""
+        """Load `state`, which leaves no members unless it equals this one. Raises KeyError, TypeError, ValueError."""
         ours = self.state()
         if {name: state[name] for name in ours} == ours:
             return
@@ -175,7 +178,6 @@ class Ledger:
         self.generation += 1
 
     def _rest(self) -> Pool:
-        """Return the pool of positions that are not claimed."""
         return self._pool if self._assignment is None else self._assignment.rest(self._counts)
 
     def _free(self) -> Pool:
@@ -187,9 +189,48 @@ class Ledger:
         return max(rounds) >= min(rounds) + 2
 
     def _block_of(self, member: Member, amount: int) -> int:
-        """Return the block of a member that has claimed `amount` positions for a step."""
         return amount or member.block
 
 
 def _size(ranges: Sequence[Range]) -> int:
     return sum(end - begin for begin, end in ranges)
+
+
+def _drop_what_is_not_whole(file: BinaryIO) -> None:
+    """Cut off an incomplete last line of a crashed process; its samples were never handed out."""
+    if os.fstat(file.fileno()).st_size:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+        if end < os.fstat(file.fileno()).st_size:
+            os.ftruncate(file.fileno(), end)
+
+
+class SampleLog:
+    """A file that is added to. Each line is one write. All methods raise OSError."""
+
+    def __init__(self, path: str | os.PathLike[str], dataset_size: int, seed: int, shuffle: bool) -> None:
+        self._file: BinaryIO = Path(path).open("a+b", buffering=0)  # noqa: SIM115
+        _drop_what_is_not_whole(self._file)
+        self._write({"stream": {"dataset_size": dataset_size, "seed": seed, "shuffle": shuffle}})
+
+    def drawn(self, name: str, step: int, ranges: Sequence[Range], indices: NDArray[Any]) -> None:
+        self._write({"drawn": step, "by": name, "positions": ranges, "samples": indices.tolist()})
+
+    def discarded(self, name: str, step: int) -> None:
+        self._write({"discarded": step, "by": name})
+
+    def committed(self, commit: Commit) -> None:
+        links = {"step": commit.step, "before": commit.before, "after": commit.after}
+        self._write({**links, "used": commit.used, "again": commit.again})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _write(self, event: dict[str, Any]) -> None:
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError(f"{self._file.name}: a line was written in part; is the disk full?")

@@ -2,26 +2,30 @@
 
 *The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
 a function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
-through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which is a bijection of the
-numbers below n. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64
-in integers, so the order is the same on every machine.
+through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002). Round keys are Philox's output
+under (seed, epoch), and the round function is the finalizer of SplitMix64: integers, so the same on every machine.
 
 *A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
 *An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member
-is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool. Where all have used
-the same number of rounds, the rest is a pool without holes. All of it is integer arithmetic.
+is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool.
+
+*Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, the upper half of the counter
+is (step, peer). A stream counts in the lower half, so streams never overlap.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pccl._integers import as_int
 
 ROUNDS = 12
 SIZE_MAX = 1 << 62
@@ -146,12 +150,10 @@ class Assignment:
         self._starts = list(accumulate(blocks, initial=0))
 
     def _offset(self, member: int, count: int) -> int:
-        """Return the offset of a member's position number `count`."""
         done, within = divmod(count, self.blocks[member])
         return done * self.round + self._starts[member] + within
 
     def _offsets(self, member: int, begin: int, end: int) -> Iterator[Range]:
-        """Yield the offsets of a member's positions number `begin` to before `end`, ascending."""
         while begin < end:
             offset = self._offset(member, begin)
             count = min(end - begin, self.blocks[member] - begin % self.blocks[member])
@@ -179,3 +181,49 @@ class Assignment:
         if untouched > 0:
             return Pool(self.pool.begun, [*free, *self.pool.ranges(top, self.pool.free_count)])
         return Pool(self.pool.begun - untouched, free)
+
+
+NUMBERS, SEEDS = 0, 1
+
+
+class RandomStreams:
+    """Generators by step and peer, of one seed.
+
+    Give it to a training class as `shared={"random": streams}`, and newcomers continue with the seed of the run. `peer`
+    is a number that differs between peers, such as their rank, or the same on all for common numbers. Thread-safe,
+    except for `load_state_dict`.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        """Raises ValueError: the seed has more than 64 bits. TypeError: it is not an integer."""
+        self._seed = _word("seed", seed)
+
+    def numpy(self, step: int, peer: int = 0) -> np.random.Generator:
+        """Return a generator at the start of its stream. Raises ValueError: `step` or `peer` has more than 64 bits."""
+        return np.random.Generator(self._philox(NUMBERS, step, peer))
+
+    def torch(self, step: int, peer: int = 0, device: Any = "cpu") -> Any:
+        """Return a `torch.Generator` on `device`, seeded with `number(step, peer)`. Raises ValueError as `numpy`."""
+        return sys.modules["torch"].Generator(device=device).manual_seed(self.number(step, peer))
+
+    def number(self, step: int, peer: int = 0) -> int:
+        """Return 63 random bits, for `torch.manual_seed` and the like. Raises ValueError as `numpy`."""
+        return int(self._philox(SEEDS, step, peer).random_raw()) >> 1
+
+    def _philox(self, purpose: int, step: int, peer: int) -> np.random.Philox:
+        counter = np.array([0, 0, _word("step", step), _word("peer", peer)], np.uint64)
+        return np.random.Philox(key=np.array([self._seed, purpose], np.uint64), counter=counter)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self._seed}
+
+    def load_state_dict(self, state_dict: dict[str, int], /) -> None:
+        """Load the seed of the run. Raises KeyError, ValueError: malformed."""
+        self._seed = _word("seed", int(state_dict["seed"]))
+
+
+def _word(name: str, value: int) -> int:
+    value = as_int(name, value)
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} {value}: must be from 0 to 2**64 - 1")
+    return value

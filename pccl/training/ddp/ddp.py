@@ -1,24 +1,19 @@
 """Data parallelism: the gradients of every step are averaged during the backward pass.
 
 The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training.ddp.gradients`). A bucket whose
-gradients are all complete is reduced at once, under its own tag, so all but the first layers' communication happens
-during the backward pass. `synchronize` launches the remaining buckets (unused parameters count as zero) and waits for
-all. `step` calls it if the program has not, and makes the optimizer's step. Gradients are views of their buckets from
-the first step on, so no copy is made unless the program sets them to None.
+gradients are all complete is reduced at once, under its own tag. `synchronize` launches the remaining buckets (unused
+parameters count as zero) and waits for all. `step` calls it if the program has not, and makes the optimizer's step.
 
 A wrong order of calls does not part the peers:
 
 1. Averages arrive in memory that the program never had, so all peers have the same ones.
 2. A peer that has written gradients in flight, has frozen or unfrozen parameters, or has replaced a replicated tensor
-   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`). A peer whose backward pass failed launches its
-   buckets as they are, and refuses.
+   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`).
 3. The optimizer steps from `DDP.step` alone: a hook refuses any other step before it changes anything.
 4. Backward passes between `synchronize` and `step` are refused at their first complete gradient.
 
-Replicated are parameters, buffers, the optimizer's tensors and hyperparameters, and the objects in `shared`
-(`pccl.training.state.replicated_state`). Peers stay bit-identical as far as their CPUs and torch builds compute alike;
-digest comparison finds where they do not. A loss aborts some buckets on all survivors alike, which reduce them again.
-Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
+A loss aborts some buckets on all survivors alike, which reduce them again. Newcomers are let in every `admit_every`
+steps, because asking costs a round trip to the master.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
@@ -52,8 +47,8 @@ from pccl.training.group.membership import Admission, Membership, alike, fingerp
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
+from pccl.training.state.replica import default_torch_arithmetic
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
-from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 from pccl.training.state.torch_state import (
     HeldTensors,
     LateState,
@@ -69,66 +64,11 @@ from pccl.training.state.torch_state import (
 )
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
-Face = TypeVar("Face", bound="ModuleFace")
-
-
-class ModuleFace:
-    """Passes on to `module` what programs ask of torch's DistributedDataParallel as if it were the module.
-
-    Names are the module's own, without torch's "module." prefix, so a checkpoint of the weights fits the bare module
-    too.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        """The module that is trained: its attributes are found here."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward pass, with its hooks; also under `torch.autocast`."""
-        return self.module(*args, **kwargs)
-
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        yield from self.module.parameters(recurse)
-
-    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
-        yield from self.module.named_parameters(prefix, recurse)
-
-    def buffers(self, recurse: bool = True) -> Iterator[Any]:
-        yield from self.module.buffers(recurse)
-
-    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
-        yield from self.module.named_buffers(prefix, recurse)
-
-    def modules(self) -> Iterator[Any]:
-        yield from self.module.modules()
-
-    @property
-    def training(self) -> bool:
-        return bool(self.module.training)
-
-    def train(self: Face, mode: bool = True) -> Face:
-        self.module.train(mode)
-        return self
-
-    def eval(self: Face) -> Face:
-        self.module.eval()
-        return self
-
-    def state_dict(self, **options: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self.module.state_dict(**options)
-        return found
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
-        """Write values into the module's tensors, on all peers alike, or before `join`."""
-        return self.module.load_state_dict(state_dict, strict=strict)
-
-
 BUCKET_BYTES = 4 << 20
 
 _of_thread = threading.local()
 """The last DDP that `connect` has made in this thread, as a weak reference."""
 _connected: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The DDPs that `connect` has made."""
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +89,7 @@ def _close_connected() -> None:
 class Step(StepReport):
     """The outcome of a step of `DDP`.
 
-    `revision` counts the run's steps, `world_size` is the fewest peers in the average of any bucket (1: alone), and
-    `waited_s` the time that `synchronize` took.
+    `world_size` is the fewest peers in the average of any bucket, and `waited_s` the time that `synchronize` took.
     """
 
     is_skipped: bool = False
@@ -158,7 +97,7 @@ class Step(StepReport):
 
 
 @outside_graphs
-class DDP(ModuleFace, Checkpointed):
+class DDP(Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
 
     Can be called and asked like the module, its `module`. All peers build the same module and optimizer and give the
@@ -218,21 +157,19 @@ class DDP(ModuleFace, Checkpointed):
         for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
             if value < 1:
                 raise ValueError(f"{name} {value}: must be at least 1")
-        super().__init__(module)
+        self.module = module
+        """The module that is trained."""
         self._communicator = communicator
         self._address: str | None = None
-        """The run's address, if `connect` has made this."""
         self._optimizer = optimizer
         self._quantization = quantization
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
         self._must_synchronize = True
-        """Outside of `no_sync`."""
         self._synchronized: GroupStep | None = None
         """The step, once its gradients are averages."""
         self._weight: float | None = None
-        """The weight of this peer in this step."""
         self._is_stepping = False
         self._has_stepped = False
         self._has_failed = False
@@ -288,6 +225,23 @@ class DDP(ModuleFace, Checkpointed):
         self._hooks.append(optimizer.register_step_pre_hook(self._step_hook()))
         self._hooks.append(optimizer.register_load_state_dict_post_hook(self._held.load_hook()))
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward pass, with its hooks; also under `torch.autocast`."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module, such as `parameters` or `state_dict`."""
+        if name == "module" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    def train(self, mode: bool = True) -> DDP:
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> DDP:
+        return self.train(False)
+
     @classmethod
     def connect(
         cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
@@ -329,7 +283,6 @@ class DDP(ModuleFace, Checkpointed):
         return ddp
 
     def _is_connected_to(self, address: str | None = None) -> bool:
-        """Whether the communicator of `connect` is connected, to the run at `address` (None: to any)."""
         try:
             return self._communicator.world_size > 0 and address in (None, self._address)
         except PCCLError:
@@ -356,8 +309,7 @@ class DDP(ModuleFace, Checkpointed):
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Average the buckets with `hook(state, bucket)`, as torch's class does: see `pccl.training.comm_hooks`.
 
-        Call it once, before `join`, with the same hook on all peers, or every step is refused. Raises PCCLError
-        INVALID_USAGE: there is a hook, this peer has joined, or `quantization` was given.
+        Call it once, before `join`, with the same hook on all peers. Raises PCCLError INVALID_USAGE.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, not {type(hook).__name__}")
@@ -383,10 +335,10 @@ class DDP(ModuleFace, Checkpointed):
             self._must_synchronize = before
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients, and leave them where they are unless `set_to_none`, after which they are copied.
+        """Clear the gradients, and leave them where they are unless `set_to_none`.
 
-        After `synchronize`, on all peers alike, this gives up the step. Raises PCCLError INVALID_USAGE while gradients
-        are in flight.
+        After `synchronize`, on all peers alike, this gives up the step. Raises PCCLError INVALID_USAGE in the middle of
+        one.
         """
         if self._synchronized is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
@@ -401,13 +353,15 @@ class DDP(ModuleFace, Checkpointed):
             self.module.zero_grad(set_to_none=True)
 
     def synchronize(self, *, weight: float | None = None) -> None:
-        """Make the gradients the averages over all peers: a group call after the backward pass, before gradients are
-        clipped.
+        """Make the gradients the averages over all peers: a group call after the backward pass.
 
-        A further call before `step` has no effect. `weight` is the peer's weight in the averages, such as the tokens of
-        the step with all that `no_sync` has accumulated: `sum(w * gradient) / sum(w)`. All peers give one, or none
-        does; 0 leaves a peer out. With weights gradients travel after the backward pass. Raises ValueError: the weight
-        is negative, not finite, or another one than in a former call of this step. Raises PCCLError as `step`.
+        Args:
+            weight: This peer's weight, such as its tokens: `sum(w * gradient) / sum(w)`. All peers give one, or none
+            does;
+                0 leaves a peer out. With weights gradients travel after the backward pass.
+
+        Raises ValueError: the weight is negative, not finite, or not that of a former call of this step; PCCLError as
+        `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
@@ -416,11 +370,9 @@ class DDP(ModuleFace, Checkpointed):
     def abandon(self) -> None:
         """Give up the step on all peers, as after a failed backward pass: a group call instead of `step`.
 
-        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients are
-        cleared on
-        all, samples of the step are drawn again, and all are ready for another backward pass. Raises PCCLError
-        INVALID_USAGE
-        where the gradients have been averaged already, else as `step`.
+        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE. Gradients are cleared on all, and samples
+        of the step are drawn again. Raises PCCLError INVALID_USAGE once the gradients have been averaged, else as
+        `step`.
         """
         if self._synchronized is not None:
             text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
@@ -432,15 +384,15 @@ class DDP(ModuleFace, Checkpointed):
         """Average gradients, step the optimizer, clear gradients and let newcomers in: a group call.
 
         Args:
-            scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
-                that it skips is skipped on all peers and counts. Put it into `shared`.
+            scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do, the same on
+            all
+                peers. Put it into `shared`.
             weight: As in `synchronize`.
 
         Raises:
             PCCLError: The master is lost, or this peer was evicted. INVALID_USAGE on all peers, with the gradients
                 cleared: a peer has refused the step. INVALID_USAGE here: `join` was not called, or a former step was
-                interrupted or failed in the optimizer: close, and make a communicator and a DDP again. If `revision`
-                has grown, the step was made and the admission failed.
+                interrupted or failed in the optimizer: close, and make a communicator and a DDP again.
             DivergenceError: Replicated state differs between peers.
             ValueError: As `synchronize`.
         """
@@ -470,10 +422,7 @@ class DDP(ModuleFace, Checkpointed):
             self._replicated.check(self.revision)
 
     def close(self) -> None:
-        """Take the hooks off module and optimizer; one of `connect` leaves the run too.
-
-        Raises OSError of a save in the background, DivergenceError of the last step.
-        """
+        """Remove the hooks; after `connect`, leave the run too. Raises OSError of a save, DivergenceError."""
         for hook in self._hooks:
             hook.remove()
         with closing(self._communicator) if self._address is not None else nullcontext():
@@ -500,8 +449,6 @@ class DDP(ModuleFace, Checkpointed):
 
     @contextmanager
     def _step(self, func_name: str) -> Iterator[None]:
-        """Surround a group call. Raises PCCLError as `Membership.step`; INVALID_USAGE after the optimizer failed in a
-        step."""
         if self._has_failed:
             text = (
                 "the optimizer failed in the middle of a step, and this peer's parameters may not be the others': "
@@ -532,8 +479,7 @@ class DDP(ModuleFace, Checkpointed):
             raise PCCLError(Result.INVALID_USAGE, func_name, self._refusals.explained(refusals))
 
     def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
-        """Make the gradients the averages, or clear them if any peer refuses the step. `what` is this peer's refusal
-        (None: to be found out)."""
+        """Make the gradients averages, or clear them if any peer refuses. `what`: this peer's refusal, if known."""
         self._weight = weight
         step = GroupStep(self._membership, self._replicated)
         with step.waiting():
@@ -563,8 +509,10 @@ class DDP(ModuleFace, Checkpointed):
         return []
 
     def _commit(self, step: GroupStep) -> None:
-        """Mark the samples of the averaged gradients as used, also where the step is given up. A peer counts if all
-        buckets have its part; with a hook that averages no tensor, if it was there."""
+        """Mark the samples of the step as used, also where it is given up.
+
+        A peer counts if all buckets have its part.
+        """
         *buckets, refusals = step.outcomes[: len(self._buckets) + 1]
         peers = [set(each.peers) for each in buckets if each.peers] or [set(refusals.peers)]
         step.claim()

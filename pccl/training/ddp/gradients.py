@@ -2,17 +2,15 @@
 
 Parameters are assigned to buckets of about the same size, last parameter first, as backward passes produce gradients
 roughly in that order. A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in
-the other, and then they change places. Each bucket has a tag of its own, so peers whose backward passes complete them
-in different orders average like with like.
+the other, and then they change places.
 
-*Writes in flight.* A bucket is in flight from its last complete gradient until `give`, and must not be written. Two
-things are compared before the step: each view's version counter, which torch counts up for operations in place; and the
-sum of the buffer's words, for writes that pass the counters by (`tensor.data`, NumPy, `GradScaler.unscale_`).
+*Writes in flight.* A bucket must not be written from its last complete gradient until `give`. Two things are compared
+before the step: each view's version counter, and the sum of the buffer's words, for writes that pass the counters by
+(`tensor.data`, NumPy, `GradScaler.unscale_`).
 
 *Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
-factors in float64. Weights are known after the backward pass, and sent with the refusals
-(`pccl.training.ddp.refusals`). How buckets are launched, plain (None) or as weighted sums with exponent `e`, is the
-same on all peers before each step. `settle` decides by the weights, which all peers have alike:
+factors in float64. Weights are sent with the refusals, after the backward pass. Buckets are launched plain (None) or as
+weighted sums with exponent `e`, the same on all peers. `settle` decides by the weights, which all peers have alike:
 
 1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
    So a first weighted step, and one after an admission, send gradients twice.
@@ -34,10 +32,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions, ReduceOp
-from pccl.training.group.relaunch import Outcome, Relaunched, average
-from pccl.training.state.torch_arithmetic import default_torch_arithmetic
+from pccl.training.group.relaunch import Outcome, Relaunched, average, combined
+from pccl.training.state.replica import default_torch_arithmetic
 
 WORD_BYTES = 8
+ALONE = Outcome(1, 0, 0, 0)
 CHUNK = 1 << 18
 """Elements that are scaled at a time, so that float64 takes little memory."""
 ALL = -1
@@ -70,7 +69,6 @@ class Bucket:
         """`parameters` are of one dtype and on one device."""
         self.parameters = list(parameters)
         self.average: Relaunched | HookedAverage | None = None
-        """The average of this step, in flight or landed."""
         self._torch = torch
         self._sent = FlatBuffer(torch, parameters)
         self._received: FlatBuffer | None = None
@@ -205,10 +203,7 @@ def bucketed(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]
 
 
 class GradBucket:
-    """The bucket that a hook is given: torch.distributed.GradBucket's interface, and `average`.
-
-    It must not be used once the hook's future is complete.
-    """
+    """torch.distributed.GradBucket's interface, and `average`. For use until the hook's future is complete."""
 
     def __init__(
         self, communicator: Communicator, bucket: Bucket, tag: int, step: int, number: int, count: int
@@ -244,8 +239,8 @@ class GradBucket:
     def average(self, tensor: Any, quantization: QuantizationOptions | None = None) -> Any:
         """Return a torch.futures.Future of the mean of `tensor` over all peers.
 
-        `tensor` is contiguous, of any shape and a dtype that `all_reduce` takes. Unless it is `buffer()`, it is
-        overwritten, and must be left alone until then. Raises PCCLError INVALID_ARGUMENT: it cannot be reduced.
+        `tensor` is contiguous, of a dtype that `all_reduce` takes. Unless it is `buffer()`, it is overwritten. Raises
+        PCCLError.
         """
         torch = sys.modules["torch"]
         out = self.bucket.result() if tensor is self.bucket.flat else None
@@ -266,11 +261,7 @@ class HookedAverage:
         self._returned = hook(state, bucket)
 
     def wait(self) -> Outcome:
-        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer.
-
-        Raises PCCLError for anything but losses; RuntimeError, TypeError or ValueError of the hook, or for what it
-        returned.
-        """
+        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer. Raises as the hook."""
         bucket = self._bucket
         costs = []
         while bucket.flying:
@@ -286,17 +277,11 @@ class HookedAverage:
         if not hasattr(returned, "copy_") or returned.numel() != flat.numel():
             what = f"{returned.numel()} elements" if hasattr(returned, "numel") else type(returned).__name__
             raise TypeError(f"the communication hook must give a tensor of {flat.numel()} elements, but gave {what}")
-        world_size = min((cost.world_size for cost in costs), default=1)
-        target = bucket.bucket.result() if world_size > 1 else flat
+        outcome = combined(costs) if costs else ALONE
+        target = bucket.bucket.result() if outcome.world_size > 1 else flat
         if returned.data_ptr() != target.data_ptr():
             target.copy_(returned.detach().reshape(-1))
-        return Outcome(
-            world_size,
-            sum(cost.aborted for cost in costs),
-            sum(cost.tx_bytes for cost in costs),
-            sum(cost.rx_bytes for cost in costs),
-            tuple(peer for peer in costs[0].peers if all(peer in cost.peers for cost in costs)) if costs else (),
-        )
+        return outcome
 
 
 def name_of(hook: tuple[Any, CommHook] | None) -> str:
@@ -337,7 +322,6 @@ def settle_buckets(
     """Make what the buckets hold the means that the weights ask for. A group call.
 
     Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
-    Raises PCCLError for anything but losses.
     """
     form = form_of(weights, used)
     done = list(averages)
@@ -381,17 +365,14 @@ class GradientAverages:
         """`tag` is that of the first bucket; the next ones follow it."""
         self.buckets = buckets
         self.comm_hook: tuple[Any, CommHook] | None = None
-        """The hook's state, and the hook."""
         self._communicator = communicator
         self._tag = tag
         self._quantization = quantization
         self._exponent: int | None = None
-        """How buckets are launched, the same on all peers."""
         self._is_note_queued = False
 
     def take(self, number: int, i: int, revision: int) -> None:
-        """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError as
-        `Bucket.take`."""
+        """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError."""
         bucket = self.buckets[number]
         bucket.take(i)
         if bucket.is_full and self._exponent is None:

@@ -1,12 +1,8 @@
 """Refusing a step on all peers: the exchange, the reasons and their texts.
 
 A peer that finds out that a step must not be made cannot simply raise: the others have its part in their averages and
-would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight.
-The gathering is one op, so all survivors get the same refusals or launch it again. It is launched after the last
-gradient and waited for after the averages, so it adds no round trip.
-
-A GradScaler that looks for infinities among a peer's own gradients would decide alone about the step. Scalers in
-`shared=`, and those that a former step was given, are checked for that before each step.
+would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight,
+in one op. It is launched after the last gradient and waited for after the averages, so it adds no round trip.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ from pccl.training.group.relaunch import Outcome, Relaunched, own_number
 from pccl.training.state.torch_state import HeldTensors, optimized
 
 FINE = (0, 0, 0)
-"""No refusal. The first number of a refusal is not 0."""
 UNLIKE = -1
 """The first number of a refusal of a peer whose options differ."""
 
@@ -36,7 +31,6 @@ class Refusal:
     """One peer's refusal of a step."""
 
     peer: int
-    """The peer's number in `Communicator.membership`."""
     is_own: bool
     what: tuple[int, int, int]
 
@@ -66,8 +60,7 @@ class RefusalExchange:
         self._row = row
 
     def wait(self) -> tuple[list[Refusal], Outcome]:
-        """Wait for all peers' entries, and return their refusals, the same on all, and the op's outcome. Raises
-        PCCLError for anything but losses."""
+        """Return all peers' refusals, the same on all, and the op's outcome. Raises PCCLError."""
         outcome = self._op.wait()
         rows = np.atleast_2d(self._op.info.array if self._op.info is not None else self._row)
         own = own_number(self._communicator)
@@ -82,19 +75,8 @@ class RefusalExchange:
         return found, outcome
 
 
-# Kinds; the two integers that follow:
-CHANGED = 1
-"""Gradients in flight were written: bucket, and place in it."""
-NOT_AVERAGED = 2
-"""A parameter of the optimizer has a gradient and is in no bucket: its number."""
-UNSCALED = 3
-"""A GradScaler has unscaled gradients that were not averages."""
-REPLACED = 4
-"""A replicated tensor is not in use: its place among them."""
-UNWEIGHTED = 5
-"""The peer gave no weight, where others did."""
-ABANDONED = 6
-"""The peer gave up the step."""
+CHANGED, NOT_AVERAGED, UNSCALED, REPLACED, UNWEIGHTED, ABANDONED = range(1, 7)
+"""Kinds of refusals. Two integers follow: of CHANGED the bucket and a place in it, of others a place or zeros."""
 
 REASONS = {
     UNLIKE: "has another communication hook than this peer, or other options of it: register the same on all",

@@ -4,14 +4,11 @@
     model = torch.nn.parallel.DistributedDataParallel(model)  # over a process group of this process alone
     model.register_comm_hook(None, torch_comm_hook(communicator, model, revision=lambda: state.revision))
 
-For programs that must keep that class; `DDP` does more. After `backward` the gradients are the averages over the peer
-group, made again among the survivors where a loss has aborted them. The program does the rest between two steps:
+For programs that must keep that class; `DDP` does more. The program does the rest between two steps:
 `are_peers_pending`, `update_topology`, synchronizing a shared state of module and optimizer, counting its revision.
-Buffers, such as running statistics, belong to each peer.
 
 torch assigns gradients to buckets again after the first backward pass, so a newcomer would have other buckets than the
-rest. The hook copies gradients into buckets of its own, which depend on the module alone, and averages each when it is
-full. When the last one is launched, it waits for all in order and completes torch's.
+rest. The hook copies gradients into buckets of its own, which depend on the module alone.
 """
 
 from __future__ import annotations

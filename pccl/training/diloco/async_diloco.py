@@ -3,24 +3,20 @@
 At the end of an outer step each peer launches the all-reduce of its pseudo-gradient g and goes on with inner steps; the
 average is applied at the end of the next outer step.
 
-*Looking ahead.* While an average is in flight, the outer parameters lack g. Inner steps that started from them would
-apply g twice, and with the outer momentum that diverges. So each peer starts from the outer parameters moved on by past
-momentum, which is common, and by its own g (compare Kale et al. 2025, arXiv:2502.12996). Only true averages are applied
-to the outer state. When one is applied, the local parameters become the outer ones plus what inner steps have moved
-them since the look-ahead, so each movement counts once.
+*Looking ahead.* Inner steps that started from outer parameters without g would apply g twice, which diverges with outer
+momentum. So each peer starts from the outer parameters moved on by past momentum, which is common, and by its own g
+(compare Kale et al. 2025, arXiv:2502.12996). Only true averages are applied to the outer state. When one is applied,
+the local parameters become the outer ones plus what inner steps have moved them since the look-ahead.
 
-*Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512), since a peer's own g is a poor
-guess of the average. With K fragments an outer step is one fragment's, and is made K times as often; each fragment is
-averaged once in H inner steps, its average comes H / K inner steps late, and a Kth of the model is a guess:
+*Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). With K fragments an outer step
+is one fragment's; each is averaged once in H inner steps, and its average comes H / K inner steps late:
 
     inner steps    | H / 3    | H / 3    | H / 3    | H / 3    |
     all-reduce     |          | g0       | g1       | g2       |    K = 3; g0 is fragment 0's pseudo-gradient
     outer update              ^ none     ^ of 0     ^ of 1     ^ of 2
 
-*Coming and going.* A loss aborts the average on all survivors; they launch it again when they come to wait for it.
-Newcomers are let in when it is the first fragment's turn and no average is in flight: all apply the average that is
-due, make and apply the next one at once, admit and synchronize. Buffers travel with each average, and changes by inner
-steps since then are added.
+*Joins.* Newcomers are let in when it is the first fragment's turn and no average is in flight: all apply the average
+that is due, make and apply the next one at once, admit and synchronize.
 """
 
 from __future__ import annotations
@@ -51,7 +47,6 @@ from pccl.training.step import GroupStep, checked_weight
 class Fragment:
     part: Part
     place: slice
-    """The fragment's place in the outer vectors."""
 
 
 def _fragments(replica: Replica, count: int) -> list[Fragment]:
@@ -73,9 +68,8 @@ class Flight:
 class AsyncDiLoCo(OuterLoop):
     """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 
-    Arguments are those of `OuterLoop`, and `fragments`: parts of the model that take turns, one in each outer step, at
-    least 1 and the same on all peers. With two, call `outer_step` twice as often. More fragments train better, by ever
-    less, and each call has latencies of the network to hide. `finish` ends a run. Not thread-safe.
+    Arguments are those of `OuterLoop`, and `fragments`: parts of the model that take turns, one in each outer step, the
+    same on all peers. With two, call `outer_step` twice as often. `finish` ends a run. Not thread-safe.
     """
 
     def __init__(
@@ -131,9 +125,8 @@ class AsyncDiLoCo(OuterLoop):
         """Apply the average in flight, launch that of the next fragment, and show where to go on from.
 
         A group call; waits only as long as other peers or the network are slower than this peer's inner steps.
-        Newcomers are let in when it is the first fragment's turn. `weight` and `inner_steps` are as in
-        `DiLoCo.outer_step`, for the time since the last call; a fragment counts by the sum of the weights since its
-        last turn. Raises as `DiLoCo.outer_step`.
+        Arguments and errors are those of `DiLoCo.outer_step`; a fragment counts by the sum of the weights since its
+        last turn.
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
@@ -195,8 +188,7 @@ class AsyncDiLoCo(OuterLoop):
         self._weights = [0.0] * len(self._fragments)
 
     def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None) -> None:
-        """Launch the average of `gradient`, which is in `_gradient`. With none in flight all peers have the same
-        revision."""
+        """Launch the average of `gradient`, which is in `_gradient`. All peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
         average = self._launch_average(gradient, weight)
@@ -204,8 +196,7 @@ class AsyncDiLoCo(OuterLoop):
         self._flight = Flight(fragment, gradient, average)
 
     def _land(self, step: GroupStep) -> int:
-        """Wait for the average in flight and apply it with its buffers. Return the number of its peers; 0: none in
-        flight."""
+        """Apply the average in flight and its buffers. Return the number of its peers; 0: none in flight."""
         if self._flight is None:
             return 0
         outcome = self._wait_for(self._flight.average, step)

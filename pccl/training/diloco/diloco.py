@@ -2,19 +2,14 @@
 
 All peers start an outer step from the same outer parameters. Each makes some *inner* steps on its own data with its own
 optimizer. How far its parameters moved is its *pseudo-gradient*; the peers average theirs, and each applies the mean to
-the outer parameters with the same outer optimizer: the same bytes in and out. The network is used once in an outer
-step.
+the outer parameters with the same outer optimizer: the same bytes in and out.
 
 *The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts outer
 updates. It is the shared state of the peer group. The inner optimizer's state belongs to its peer.
 
-*A checkpoint* is one peer's: the outer state, the inner optimizer's, and the buffers. To resume a run, every peer loads
-its own and joins; the newest revision wins. An average in flight is not saved.
-
 *Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
 peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
-`seconds` is the time of an inner step with all that the program does between outer steps, smoothed. The figures travel
-with the average, so all peers apply the rule to the same ones. A peer without figures makes the configured number.
+`seconds` is the smoothed time of an inner step; the figures travel with the average, the same on all peers.
 """
 
 from __future__ import annotations
@@ -39,11 +34,10 @@ from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
 from pccl.training.state.replica import Vector, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, frozen_parameters
-from pccl.training.state.tensor_file import CheckpointError
-from pccl.training.state.tensor_tree import Shard
+from pccl.training.state.tensor_file import CheckpointError, Shard
 from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
@@ -118,38 +112,24 @@ class InnerSteps:
         wanted = self._base
         if math.isfinite(own) and math.isfinite(fastest):
             wanted = min(max(math.floor(self._base * (fastest / own)), 1), self._base)
-        self.count = wanted if self._site is None else self._least(wanted)
-
-    def _least(self, wanted: int) -> int:
-        """Return the least number that any rank of the site wants: they make their inner steps together."""
-        assert self._site is not None
-        low, high = 1, self._base
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._site.agree(wanted >= middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        # The ranks of a site make their inner steps together.
+        self.count = wanted if self._site is None else min(map(int, self._site.gather(str(wanted))))
 
 
 NOTES = 2
 """Tag offset of the notes that go with an average; 0 is the average's."""
 INNER_STEPS = 50
-"""The default number of inner steps; the paper has 500."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterStep(StepReport):
     """The outcome of an outer step.
 
-    `revision` counts the run's outer updates, and `world_size` the peers whose pseudo-gradients are in the last one (1:
-    alone, 0: there was none).
+    `world_size` counts the peers whose pseudo-gradients are in the last update (1: alone, 0: there was none).
     """
 
 
 def _inner_name(inner: Stateful | None) -> str | None:
-    """Return the class of an inner optimizer with hyperparameters; None for anything else."""
     return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
 
 
@@ -244,8 +224,7 @@ class OuterLoop(Checkpointed):
         self._membership = self._new_membership()
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Add to `shared` what is made after the constructor, before `join`. Raises PCCLError INVALID_USAGE after it;
-        ValueError, TypeError: it cannot be shared."""
+        """Add to `shared` before `join`. Raises PCCLError INVALID_USAGE after it; ValueError, TypeError."""
         if self.has_joined:
             raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: call share before")
         self._replicated.share(objects)
@@ -259,7 +238,6 @@ class OuterLoop(Checkpointed):
         return Membership(self._communicator, self._state, options, site=self._site, joint=self._replicated)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        """Yield what is compared, with names: the outer state and the common buffers."""
         for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
             first = 0
             for name, size in self._replica.sizes:
@@ -289,13 +267,11 @@ class OuterLoop(Checkpointed):
 
     @property
     def inner_steps(self) -> int:
-        """Inner steps to make before the next outer step, at least 1. With `steps="by speed"` each outer step may
-        change it."""
+        """Inner steps to make before the next outer step. Outer steps may change it with `steps="by speed"`."""
         return self._inner_steps.count
 
     def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every outer
-        step."""
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers."""
         self._read_model()
         return self._replicated.digest(self.revision)
 
@@ -320,9 +296,9 @@ class OuterLoop(Checkpointed):
     def join(self, peers_min: int = 1) -> Admission:
         """Join the run, right after the communicator has connected, since the others wait for it.
 
-        Returns when `peers_min` peers are there, or at once where others train already. Then all have the same outer
-        state, and the model starts from it. Raises PCCLError, and closes the communicator: no peer can provide the
-        state, or the others have another model or options (INVALID_ARGUMENT).
+        Returns when `peers_min` peers are there, or at once where others train already, with the same outer state on
+        all. Raises PCCLError, and closes the communicator: the state cannot be had, or options differ
+        (INVALID_ARGUMENT).
         """
         self._read_model()
         admission = self._membership.join(peers_min)
@@ -354,12 +330,10 @@ class OuterLoop(Checkpointed):
 
     @contextmanager
     def _group_step(self, func_name: str) -> Iterator[GroupStep]:
-        """Surround a step. Raises PCCLError as `Membership.step`."""
         with self._membership.step(func_name):
             yield GroupStep(self._membership, self._replicated)
 
     def _launch_average(self, gradient: Vector, weight: float | None) -> Relaunched | NotedAverage:
-        """Launch the average, with notes where they are needed; all peers agree on whether they are."""
         communicator, tag = self._communicator, self._tag
         if weight is None and not self._is_by_speed:
             return average(communicator, gradient, tag, self.revision, self._quantization)
@@ -379,7 +353,6 @@ class OuterLoop(Checkpointed):
         return outcome
 
     def _begin(self) -> None:
-        """Inner steps start from the outer state."""
         self.show_outer()
 
     @property
@@ -391,8 +364,7 @@ class OuterLoop(Checkpointed):
         return view
 
     def outer_state(self) -> dict[str, Any]:
-        """Return revision, outer parameters and momentum as flat vectors (not copied), and the state of each `shared`
-        object."""
+        """Return revision, outer parameters and momentum (not copied), and the state of each `shared` object."""
         self._read_model()
         return {
             "revision": self.revision,
@@ -404,8 +376,8 @@ class OuterLoop(Checkpointed):
     def take_outer_state(self, state: Mapping[str, Any]) -> None:
         """Take up what `outer_state` gave, before `join`, and write the outer parameters into the model.
 
-        Has no effect where it equals this peer's. Raises ValueError: it is of another model, it has other objects, or
-        this peer has joined a run; CheckpointError: an object refuses its part. No state has been changed then.
+        Raises ValueError: it is of another model, has other objects, or this peer has joined; CheckpointError. No state
+        has been changed then.
         """
         here = self.outer_state()
         shared = state.get("shared", here["shared"])
@@ -476,17 +448,6 @@ class OuterLoop(Checkpointed):
         self._has_begun = True
         self.show_outer()
 
-    def _former(self, loaded: Loaded) -> Snapshot:
-        arrays = loaded.former
-        try:
-            layout, inner = arrays["layout"].tobytes().decode(), arrays["inner"].tobytes()
-            state = {"parameters": arrays["parameters"], "momentum": arrays["momentum"]}
-        except KeyError as error:
-            raise CheckpointError(f"{loaded.path} lacks {error}") from None
-        return Snapshot(
-            loaded.snapshot.revision, {**state, "inner": self._replica.unpack(inner) if inner else None}, layout
-        )
-
     def _shard(self, tensor: Any, shard: Shard) -> Any:
         return distributed_like(self._model, tensor, shard)
 
@@ -546,10 +507,7 @@ class DiLoCo(OuterLoop):
         return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compare the replicated state and show the outer parameters, on all peers after the last outer step.
-
-        Inner steps since then are left out. Raises as `outer_step`.
-        """
+        """Compare the state and show the outer parameters, on all peers after the last step. Raises as `outer_step`."""
         with self._group_step("DiLoCo.finish") as step, step.waiting():
             self._replicated.discard()
             self._begin()

@@ -1,21 +1,15 @@
 """DiLoCo as a torch optimizer, for trainers that have loops of their own (Lightning, Accelerate, Hugging Face).
 
 `DiLoCoOptimizer.step` makes a step of the inner optimizer, and after every `diloco.inner_steps` of them the outer step.
+A step that a GradScaler skips, or that a trainer leaves out while it accumulates gradients, does not count.
 
-*What counts* is a call of `step`. One that a GradScaler skips, or that a trainer leaves out while it accumulates
-gradients, does not count. An outer step begins when the last peer has come to its own.
+*Joining*: by `join`, or else by the first `step`; either connects the communicator. If the run's weights replace those
+of this first step, its gradients are dropped. The step counts only where all peers begin together.
 
-*Joining*: by `join`, or else by the first `step`; either connects the communicator unless it is connected. If the run's
-weights replace those of this first step, its gradients are dropped. Where others trained already the step does not
-count; where all begin together it does, so that this peer's scheduler stays in step with theirs.
-
-*Checkpoints*: `state_dict` is the inner optimizer's, with the outer state under "diloco", so a trainer's own checkpoint
-resumes a run from its last outer step.
+*Checkpoints*: `state_dict` is the inner optimizer's, with the outer state under "diloco".
 
 *Learning rates*: `param_groups`, `state` and `defaults` are the inner optimizer's, so schedulers may be made for
-either. `diloco.share({"scheduler": scheduler})` gives newcomers the others' learning rate. Where schedulers of peers
-stand at different steps on purpose (`steps="by speed"`, a GradScaler that skips steps), give DiLoCo
-`compare_inner=False` and do not share the scheduler.
+either. `diloco.share({"scheduler": scheduler})` gives newcomers the others' learning rate.
 
 The class inherits from `torch.optim.Optimizer`; since pccl does not import torch, it is made with the first object.
 """
@@ -39,7 +33,6 @@ from pccl.training.step import as_float
 Loop = TypeVar("Loop", bound=DiLoCo | AsyncDiLoCo)
 
 OUTER = "diloco"
-"""The outer state's key in a `state_dict`."""
 
 
 class DiLoCoOptimizer(Generic[Loop]):
@@ -80,11 +73,8 @@ class DiLoCoOptimizer(Generic[Loop]):
                 f"the inner optimizer of diloco must be a torch.optim.Optimizer, not {type(inner).__name__}"
             )
         self.diloco = diloco
-        """The loop whose outer steps are made."""
         self.inner = inner
-        """The inner optimizer."""
         self.inner_steps_made = 0
-        """Inner steps since the last outer step."""
         self._peers_min = as_int("peers_min", peers_min)
         self._is_weighted = weighted
         self._counted = 0.0
@@ -126,7 +116,7 @@ class DiLoCoOptimizer(Generic[Loop]):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make an inner step, and the outer step when it is due. Returns what the inner optimizer returns.
 
-        A group call where it joins or makes an outer step. Raises PCCLError as `DiLoCo.outer_step` and `DiLoCo.join`.
+        A group call where it joins or makes an outer step. Raises PCCLError.
         """
         if not self.diloco.has_joined:
             counted = self._counted
@@ -154,10 +144,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return step
 
     def finish(self) -> None:
-        """Show the outer parameters after the last step, with the average in flight, and compare them: on all peers.
-
-        Inner steps since the last outer one are left out. Raises as `DiLoCo.finish`.
-        """
+        """Show the outer parameters after the last step, and compare them: on all peers. Raises as `DiLoCo.finish`."""
         if self.diloco.has_joined:
             self.diloco.finish()
         else:
@@ -165,10 +152,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner_steps_made, self._counted = 0, 0.0
 
     def count(self, amount: float) -> None:
-        """Add tokens or samples of a batch to this peer's weight in the next average.
-
-        Raises ValueError: the optimizer is not `weighted`, or `amount` is not a number that a float can hold.
-        """
+        """Add tokens or samples to this peer's weight in the next average. Raises ValueError: not `weighted`."""
         if not self._is_weighted:
             raise ValueError("count: only an optimizer made with weighted=True, on all peers, counts")
         self._counted += as_float("amount", amount)
@@ -183,8 +167,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner optimizer and of the outer loop. Tensors are not copied, as in torch's
-        optimizers."""
+        """Return the state of the inner optimizer and of the outer loop, not copied."""
         from_numpy = sys.modules["torch"].from_numpy
         outer = {
             name: from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -193,10 +176,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return {**self.inner.state_dict(), OUTER: outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave, or the state of an inner optimizer alone, before the first step.
-
-        Raises ValueError, CheckpointError as `DiLoCo.take_outer_state`.
-        """
+        """Load what `state_dict` gave, or an inner optimizer's state, before the first step. Raises ValueError."""
         outer = state_dict.get(OUTER)
         if outer is not None:
             is_tensor = sys.modules["torch"].is_tensor

@@ -1,17 +1,15 @@
 """A weighted average of the peers, by weights such as the tokens or samples they have trained on.
 
 The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
-of each peer's vector times its weight, and the *notes*, an all-gather of its weight and of the seconds that an inner
-step takes it. A loss may come between the two:
+of each peer's vector times its weight, and the *notes*, an all-gather of its weight and of its seconds per inner step.
+A loss may come between the two:
 
 1. Membership only shrinks between them, so worlds of one size are the same world.
-2. Where the sizes differ, all survivors launch the op with the larger world again, until they agree. The sent vector
-   stays as it was; the sum arrives in another one.
+2. Where the sizes differ, all survivors launch the op with the larger world again, until they agree.
 3. All divide the same bytes by the same number, made from the same rows in the same order.
 
 A product is rounded once to the vector's type, the quotient is made in float64 and rounded once. A sum that is not
-finite is an error on all peers alike. Weight 0 leaves a peer out, whatever its vector holds; if all weights are 0, so
-is the mean.
+finite is an error on all peers alike. If all weights are 0, so is the mean.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ def explained(error: PCCLError) -> PCCLError:
 
 
 class NotedAverage:
-    """An average with notes, weighted or not: used like the `Relaunched` of a plain one.
-
-    With a weight it takes the memory of a further vector until `wait` has returned.
-    """
+    """An average with notes, used like a `Relaunched`. With a weight it takes a further vector's memory."""
 
     def __init__(
         self,
@@ -75,8 +70,7 @@ class NotedAverage:
         self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
 
     def wait(self) -> Outcome:
-        """Wait until the vector is the average. Raises PCCLError for anything but losses; INVALID_ARGUMENT: the sum is
-        not finite."""
+        """Wait until the vector is the average. Raises PCCLError; INVALID_ARGUMENT: the sum is not finite."""
         averaged = self._average.wait()
         noted = self._notes.wait()
         tx_bytes, rx_bytes = averaged.tx_bytes + noted.tx_bytes, averaged.rx_bytes + noted.rx_bytes

@@ -1,20 +1,17 @@
 """Membership in a training loop: joining, and admitting newcomers.
 
-Admission happens between two steps, when no op is in flight. All peers ask `are_peers_pending`, which gives the same
-answer on all; if newcomers wait, all call `update_topology`. Newcomers return from `connect`, the others from
-`update_topology`, and from there all do the same:
+Admission happens between two steps, when no op is in flight. If newcomers wait, which all peers see alike, all call
+`update_topology`. Newcomers return from `connect`, the others from `update_topology`, and from there all do the same:
 
 1. The *configuration check* gathers a row from each peer: whether it is under way, how many peers it starts with, and
-   its options (`pccl.training.group.configuration`). Peers under way keep their options, and a newcomer with others
-   fails and leaves; where no peer is under way and options differ, all fail.
+   its options. Peers under way keep their options, and a newcomer with others fails and leaves; where no peer is under
+   way and options differ, all fail.
 2. If some peer is under way, or enough are there, all synchronize the shared state and train. Otherwise they wait for
-   more. Synchronization waits for the start, since the newest checkpoint may arrive last.
+   more.
 
 Decisions use the membership of a committed op, not `world_size`: peers may notice a loss one call apart. One training
-object at a time joins on a communicator, because a newcomer is let in at the end of that object's step.
-
-An interrupt (Ctrl-C) in the middle of a step, or an op whose outcome is unknown, leaves this peer without knowledge of
-what the others did. `step` then refuses further calls until the program joins again.
+object at a time joins on a communicator, because a newcomer is let in at the end of that object's step. After an
+interrupt or an op with an unknown outcome, `step` refuses further calls until the program joins again.
 """
 
 from __future__ import annotations
@@ -23,10 +20,14 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pccl import (
     Communicator,
@@ -38,8 +39,6 @@ from pccl import (
 )
 from pccl._integers import as_int
 from pccl._waiting import LoopWait, warning_to, where_to_look
-from pccl.training.group import configuration
-from pccl.training.group.configuration import Row
 from pccl.training.group.relaunch import gather_among_all, own_number
 from pccl.training.group.site import Site
 
@@ -71,25 +70,18 @@ def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | Non
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """Return a short name for what all peers of a run must have alike.
-
-    As part of a tensor's name in the shared state it refuses newcomers with other options. Raises TypeError as `alike`.
-    """
+    """Return a short name for what all peers must have alike. Raises TypeError as `alike`."""
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
 class AdmittedState(Protocol):
-    """State outside the shared state that an admission also checks and aligns."""
+    """State outside the shared state that an admission also checks and aligns: see `ReplicatedState`."""
 
-    def before_admission(self, revision: int) -> None:
-        """Check the state on all peers under way, before newcomers are let in."""
+    def before_admission(self, revision: int) -> None: ...
 
-    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
-        that all have; `is_new`: this peer has joined others that were under way."""
+    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None: ...
 
-    def part(self, revision: int) -> None:
-        """End this peer's run in order. Not a group call."""
+    def part(self, revision: int) -> None: ...
 
 
 class Membership:
@@ -108,7 +100,7 @@ class Membership:
         `site`: this peer is one of its ranks. `joint` is notified of admissions."""
         self._communicator = communicator
         self._state = state
-        self._options = configuration.described(options or {})
+        self._options = described(options or {})
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
@@ -120,12 +112,11 @@ class Membership:
         self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there (the largest such
-        number counts), or at once where others train already, with the same state on all.
+        """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there, or at once where
+        others train already, with the same state on all.
 
-        Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other PCCLErrors
-        (INVALID_ARGUMENT: the others have other options) and ValueError close the communicator, so that the others can
-        go on.
+        Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other errors close the
+        communicator, so that the others can go on.
         """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
@@ -152,16 +143,12 @@ class Membership:
         return admission
 
     def part(self) -> None:
-        """Compare what the last step has left, as the run of this peer ends in order. Works once; does nothing after an
-        interrupt. Raises DivergenceError. Not a group call."""
+        """Compare what the last step has left, once, as this peer's run ends in order. Raises DivergenceError."""
         has_parted, self._has_parted = self._has_parted, True
         if has_parted or self._joint is None or self._was_interrupted or self._is_outcome_unknown:
             return
-        try:
-            self._communicator.world_size  # noqa: B018
-        except PCCLError:
-            return  # it has left, or was evicted
-        self._joint.part(self._state.revision)
+        if self.is_in_run:
+            self._joint.part(self._state.revision)
 
     def retire(self) -> None:
         """Make room for another object on the communicator: the last call."""
@@ -174,7 +161,7 @@ class Membership:
         if former is None or number != own_number(self._communicator):
             return
         text = (
-            f"a {configuration.shown(former._options)} has joined on this communicator, and newcomers could be brought "
+            f"a {shown(former._options)} has joined on this communicator, and newcomers could be brought "
             "up for one object alone: close() that one before, if it is done; otherwise put all that is trained into "
             "one module, such as a ModuleDict, with one optimizer, and other parts of the run into shared="
         )
@@ -182,17 +169,11 @@ class Membership:
 
     def require_step(self, func_name: str) -> None:
         """Raise PCCLError INVALID_USAGE: `join` has not been called, or the outcome of a step is not known here."""
-        what = ""
         if not self.is_under_way:
-            what = "call join before"
-        elif self._was_interrupted:
-            what = "a former call was interrupted and the others have gone on: close the communicator, and join again"
-        elif self._is_outcome_unknown:
-            what = (
-                "the outcome of a former call is unknown here, so the others may have gone on: close the communicator, "
-            )
-            what += "and join again"
-        if what:
+            raise PCCLError(Result.INVALID_USAGE, func_name, "call join before")
+        if self._was_interrupted or self._is_outcome_unknown:
+            what = "was interrupted" if self._was_interrupted else "has an unknown outcome"
+            what = f"a former call {what}, and the others may have gone on: close the communicator, and join again"
             raise PCCLError(Result.INVALID_USAGE, func_name, what)
 
     @contextmanager
@@ -207,6 +188,16 @@ class Membership:
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
         self._was_interrupted = False
+
+    @property
+    def is_in_run(self) -> bool:
+        """Whether this peer has joined, and has neither left nor been evicted."""
+        if not self.is_under_way:
+            return False
+        try:
+            return self._communicator.world_size > 0
+        except PCCLError:
+            return False
 
     @property
     def revision(self) -> int:
@@ -232,7 +223,6 @@ class Membership:
         return self._synchronize(world_size)
 
     def _check_with_site(self, peers_min: int) -> int | None:
-        """As `_check_configuration`, among all ranks of the site: too early for one is too early for all."""
         world_size = self._check_configuration(peers_min)
         if self._site is not None and not self._site.agree(world_size is not None):
             return None
@@ -243,7 +233,7 @@ class Membership:
         own = Row(own_number(self._communicator), self.is_under_way, peers_min, self._options)
         while True:
             rows = self._rows(own)
-            different = configuration.unlike(rows, own)
+            different = unlike(rows, own)
             if not different:
                 break
             others_stay = any(row.is_under_way for row in rows)
@@ -255,10 +245,9 @@ class Membership:
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        """Gather the rows of all peers, in their order of acceptance."""
         # A launched op: an interrupt does not abort it for the others.
-        rows, _ = gather_among_all(self._communicator, configuration.row_bytes(own), configuration.TAG)
-        return sorted((configuration.row_of(row) for row in rows.values()), key=lambda row: row.peer)
+        rows, _ = gather_among_all(self._communicator, row_bytes(own), TAG)
+        return sorted((row_of(row) for row in rows.values()), key=lambda row: row.peer)
 
     def _synchronize(self, world_size: int) -> Admission:
         before = self._state.revision
@@ -294,3 +283,82 @@ class Membership:
         if self.is_under_way and info.rx_bytes > 0:
             logger.error("this peer's state differed from the others' and was replaced: %d bytes", info.rx_bytes)
         return Admission(world_size, info.tx_bytes, info.rx_bytes)
+
+
+# The configuration check. Options are a text of one line for each: name and `repr`, long values cut with a digest.
+
+TAG = 2**63 - 1
+ROW_BYTES = 4096
+HEAD_BYTES = 32
+VALUE_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The row of one peer."""
+
+    peer: int
+    is_under_way: bool
+    peers_min: int
+    options: str
+
+
+def described(options: Mapping[str, object]) -> str:
+    """Return the text that peers compare."""
+    lines = (f"{name}={_cut(_line(value))}" for name, value in options.items())
+    return _cut("\n".join(lines), (ROW_BYTES - HEAD_BYTES) // 4)
+
+
+def shown(options: str) -> str:
+    """Return options as a message shows them: the class, and the rest in brackets."""
+    first, *rest = options.split("\n")
+    return f"{first.removeprefix('class=') or 'training object'} ({', '.join(rest)})"
+
+
+def row_bytes(row: Row) -> NDArray[np.uint8]:
+    """Return the bytes of a row, the same number for any row."""
+    text = row.options.encode()
+    data = np.zeros(ROW_BYTES, np.uint8)
+    data[:HEAD_BYTES] = np.array([row.peer, row.is_under_way, row.peers_min, len(text)], "<i8").view(np.uint8)
+    data[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
+    return data
+
+
+def row_of(data: NDArray[np.uint8]) -> Row:
+    """Return the row that `row_bytes` encoded."""
+    peer, is_under_way, peers_min, count = data[:HEAD_BYTES].view("<i8").tolist()
+    return Row(peer, bool(is_under_way), peers_min, data[HEAD_BYTES : HEAD_BYTES + count].tobytes().decode())
+
+
+def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
+    """Return by peer how its options differ from most: of the peers under way, if any. All peers find the same."""
+    seniors = [row for row in rows if row.is_under_way] or rows
+    right = Counter(row.options for row in seniors).most_common(1)[0][0]
+    like = next(row for row in seniors if row.options == right)
+    return {
+        row.peer: f"{_named(row, own)} {_difference(row.options, right, _named(like, own))}"
+        for row in rows
+        if row.options != right
+    }
+
+
+def _named(row: Row, own: Row) -> str:
+    return "this peer" if row.peer == own.peer else f"peer {row.peer}"
+
+
+def _difference(options: str, right: str, other: str) -> str:
+    mine, theirs = (dict(line.partition("=")[::2] for line in text.split("\n")) for text in (options, right))
+    names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
+    have = ", ".join(f"{name}={mine[name]}" if name in mine else f"no {name}" for name in names)
+    instead = ", ".join(f"{name}={theirs[name]}" if name in theirs else f"no {name}" for name in names)
+    return f"has {have}, where {other} has {instead}: give the same on all peers"
+
+
+def _line(value: object) -> str:
+    return (value if isinstance(value, str) else repr(value)).replace("\n", " ")
+
+
+def _cut(text: str, characters: int = VALUE_CHARACTERS) -> str:
+    if len(text) <= characters:
+        return text
+    return f"{text[: characters - 14]}... {hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -7,7 +7,7 @@ wait. `step` is the revision that the op leads on from: an op that is launched a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ class Outcome:
     world_size: int
     """Peers in the op; 1: alone."""
     aborted: int
-    """Number of times that a loss aborted it."""
     tx_bytes: int
     rx_bytes: int
     peers: tuple[int, ...] = ()
@@ -32,7 +31,17 @@ class Outcome:
 
 
 NOT_MADE = Outcome(0, 0, 0, 0)
-"""The outcome of a step without an average."""
+
+
+def combined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the cost of several collectives, with the fewest peers and those that were in all."""
+    return Outcome(
+        min(each.world_size for each in outcomes),
+        sum(each.aborted for each in outcomes),
+        sum(each.tx_bytes for each in outcomes),
+        sum(each.rx_bytes for each in outcomes),
+        tuple(peer for peer in outcomes[0].peers if all(peer in each.peers for each in outcomes)),
+    )
 
 
 def own_number(communicator: Communicator) -> int:

@@ -6,14 +6,12 @@ Between sites, ranks of one number hold the same shard and form a peer group; ea
                 rank 0    rank 1    rank 2
     site A      shard 0   shard 1   shard 2       each row: torch.distributed, gradients at every step
     site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
-                group 0   group 1   group 2
 
 - The master admits all ranks of a site in one view, and drops all when one is lost (`Communicator(site=, site_size=)`).
-  A loss reaches the groups one by one, so the average of one shard may still have the lost site's part and that of
-  another not; each shard is the same on all sites.
-- What only some ranks can see, they `agree` on over the site's network: whether enough sites are there to start.
-- The grid must be complete: the same number of ranks at every site. `check` finds where it is not. Mesh, placements and
-  shards are compared by names, shapes and dtypes when the state is synchronized.
+  A loss reaches the groups one by one, so averages of two shards may have different peers; each is the same on all
+  sites.
+- What only some ranks can see, they gather over the site's network: whether enough sites are there to start.
+- The grid must be complete: the same number of ranks at every site (`check`).
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ class Site:
         name: The same on all ranks, and of no other start of a site.
         rank: From 0 to `size` - 1.
         size: Ranks of the site.
-        agree: `agree(flag)` returns on all ranks whether all of them gave True.
-        gather: `gather(text)` returns what each rank gave, by rank. None: made of `agree`, one call for each bit.
+        gather: `gather(text)` returns what each rank gave, by rank.
     """
 
     def __init__(
@@ -44,14 +41,12 @@ class Site:
         name: str,
         rank: int,
         size: int,
-        agree: Callable[[bool], bool],
-        gather: Callable[[str], list[str]] | None = None,
+        gather: Callable[[str], list[str]],
     ) -> None:
         self.rank = rank
         self.size = size
-        self.agree = agree
+        self.gather = gather
         self._name = name
-        self._gather = gather
         self._communicators = 0
         self._names = 0
 
@@ -66,35 +61,16 @@ class Site:
         names = [uuid.uuid4().hex]
         dist.broadcast_object_list(names, src=ranks[0], group=own)
 
-        def agree(flag: bool) -> bool:
-            vote = torch.tensor([flag], dtype=torch.int32)
-            dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=own)
-            return bool(vote.item())
-
         def gather(text: str) -> list[str]:
-            told: list[Any] = [None] * len(ranks)
-            dist.all_gather_object(told, text, group=own)
-            return told
+            texts: list[Any] = [None] * len(ranks)
+            dist.all_gather_object(texts, text, group=own)
+            return texts
 
-        return cls(names[0], dist.get_rank(own), len(ranks), agree, gather)
+        return cls(names[0], dist.get_rank(own), len(ranks), gather)
 
-    def gather(self, text: str) -> list[str]:
-        """Return what each rank gave, by rank."""
-        if self._gather is not None:
-            return self._gather(text)
-        return [self._told_by(rank, text) for rank in range(self.size)]
-
-    def _told_by(self, rank: int, text: str) -> str:
-        """Return the text of one rank, found with `agree`: all others give True for every bit."""
-        mine = text.encode()
-
-        def told(number: int, bits: int) -> int:
-            votes = [self.agree(rank != self.rank or bool(number >> i & 1)) for i in range(bits)]
-            return sum(vote << i for i, vote in enumerate(votes))
-
-        count = told(len(mine), 32)
-        mine = mine if rank == self.rank else bytes(count)
-        return bytes(told(byte, 8) for byte in mine).decode()
+    def agree(self, flag: bool) -> bool:
+        """Return on all ranks whether all of them gave True."""
+        return all(self.gather("1" if flag else ""))
 
     def unique_name(self) -> str:
         """Return a new name, the same on all ranks."""
@@ -102,17 +78,13 @@ class Site:
         return f"{self._name}.{self._names}"
 
     def communicator(self, address: str, **options: Any) -> Communicator:
-        """Return a communicator of this rank, in the peer group of its shard.
-
-        `options` are those of `Communicator`. After the run was lost, all ranks call it again.
-        """
+        """Return a communicator of this rank, in the peer group of its shard. `options` are those of `Communicator`."""
         self._communicators += 1
         name = f"{self._name}.{self._communicators}"
         return Communicator(address, peer_group=self.rank, site=name, site_size=self.size, **options)
 
     def check(self, communicator: Communicator) -> None:
-        """Raise PCCLError INVALID_USAGE, on all ranks alike, if the peers of the run are not a grid of sites of this
-        size."""
+        """Raise PCCLError INVALID_USAGE, on all ranks alike, if the run is not a grid of sites of this size."""
         groups, largest, peers = _shape(communicator)
         # Together: without those of its ranks that have found out and left, a site may look like one that fits.
         if not self.agree(groups == self.size and peers == groups * largest):
@@ -125,7 +97,6 @@ class Site:
 
 
 def _shape(communicator: Communicator) -> tuple[int, int, int]:
-    """Return groups, peers of the largest, and all peers, of one view."""
     attributes = (
         Attribute.NUM_DISTINCT_PEER_GROUPS,
         Attribute.LARGEST_PEER_GROUP_WORLD_SIZE,

@@ -1,12 +1,4 @@
-"""SPSA: forward passes alone, one byte from each peer and step.
-
-Modules:
-
-    spsa      `SPSA`, the exchange of gradient bytes
-    grid      parameters that can be moved along random signs, and back, exactly
-    elements  the elements of one parameter, flat float32, in memory or on a device
-    step_log  the log that leads from the first weights to the last; `LogError`
-"""
+"""SPSA: forward passes alone, one byte from each peer and step."""
 
 from pccl.training.spsa.spsa import SPSA, SPSAOptions, SPSAStep
 from pccl.training.spsa.step_log import LogError

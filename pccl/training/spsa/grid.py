@@ -1,8 +1,7 @@
 """Parameters on a grid, where moving along random signs is exact, and so can be undone.
 
-Float addition rounds: `w + a - a` is not `w`, so peers that evaluate different perturbations would come back with
-different residues. Here every element of a tensor is a whole multiple of the tensor's *quantum*, a power of two, and
-never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
+Float addition rounds: `w + a - a` is not `w`. Here every element of a tensor is a whole multiple of the tensor's
+*quantum*, a power of two, and never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
 
 - a perturbation is taken away to the last bit, without a copy of the weights;
 - the order of additions, fused multiplication and vectorization make no difference: all CPUs get the same bits;
@@ -10,26 +9,29 @@ never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums a
 
 The price: small elements have no more digits after the point than large ones of the same tensor; the quantum is at
 first about 2**-21 of the largest. An update's amount, one number for a direction and a tensor, is rounded to quanta at
-random in proportion, by numbers that are the same on all peers.
+random in proportion, by numbers that are the same on all peers. Where the next update could exceed the limit, the
+quantum doubles and elements are rounded to it, decided by elements and amounts alone.
 
-When elements grow, the quantum doubles and elements are rounded to it, where the next update could exceed the limit:
-decided by elements and amounts alone, so all peers do the same. Peers share elements and the exponents of the quanta.
+Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs: Philox4x32-10
+in 64-bit integers, whose lower 64 bits of a product are exact; the sign that shifts bring in is masked out.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pccl import TensorInfo
 from pccl._floating_point import default_environment
-from pccl.signs import SUM_MAX, sign_words
-from pccl.training.spsa.elements import Elements, HostElements, Tensor
+from pccl.signs import SUM_MAX, add_signs, sign_words
+from pccl.training.state.replica import is_distributed, replica_of
 
 UNITS_MAX = SUM_MAX
-"""The largest element, in quanta: 2**24."""
 HEADROOM = 8
 """Growth of a tensor's largest element that does not make its grid coarser."""
 EPSILONS_MIN = 16
@@ -40,25 +42,17 @@ ROUNDING_TENSOR = 2**32 - 1
 
 
 class Grid:
-    """Flat, contiguous tensors that live on their grids. Not thread-safe.
-
-    They are at *home*, or displaced by signed perturbations for an evaluation. Bring them home before reading or
-    sending.
-    """
+    """Flat, contiguous tensors on their grids, at *home* or displaced for an evaluation. Not thread-safe."""
 
     @default_environment()
     def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
-        """Choose the quanta and round the elements to them. `epsilon`, the size of a perturbation, is rounded as well.
-
-        Raises ValueError: an element is not finite, or too large for the perturbation to matter.
-        """
+        """Choose the quanta and round elements and `epsilon` to them. Raises ValueError: not finite, or too large."""
         self._tensors = [HostElements(each) if isinstance(each, np.ndarray) else each for each in tensors]
         self._epsilon = epsilon
         self._seed = seed
         self.exponents: NDArray[np.int32] = np.zeros(len(self._tensors), np.int32)
         """The exponents of the quanta, base 2, which peers share with the elements."""
         self._bounds = [0] * len(self._tensors)
-        """Upper bounds of the elements at home, in quanta."""
         self._away: dict[int, int] = {}
         """The displacement of the tensors: perturbations by direction, each +1 or -1 of them."""
         self._away_step = 0
@@ -99,10 +93,7 @@ class Grid:
 
     @default_environment()
     def update(self, step: int, coefficients: Mapping[int, float]) -> None:
-        """Move home by the coefficients along each direction of the step, and the tensors to home, in one pass.
-
-        Raises OverflowError: elements are so large that a perturbation is below a quantum. Training has diverged.
-        """
+        """Bring the tensors home, moved by the coefficients along each direction. Raises OverflowError: diverged."""
         assert not self._away or step == self._away_step
         amounts = [self._amounts(t, step, coefficients) for t in range(len(self._tensors))]
         tight = [t for t, each in enumerate(amounts) if not self._has_room(t, each)]
@@ -120,7 +111,6 @@ class Grid:
         self._away = {}
 
     def _pass(self, step: int, moves: Sequence[Mapping[int, int]]) -> None:
-        """Add `moves` quanta along each direction to each tensor."""
         if self._is_torn:
             raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         self._is_torn = True
@@ -136,7 +126,6 @@ class Grid:
         return math.ldexp(1.0, int(self.exponents[t]))
 
     def _reach(self, t: int) -> int:
-        """Return the perturbation in quanta."""
         return round(math.ldexp(self._epsilon, -int(self.exponents[t])))
 
     def _reaches(self) -> list[int]:
@@ -186,3 +175,186 @@ class Grid:
 
 def _total(amounts: Mapping[int, int]) -> int:
     return sum(map(abs, amounts.values()))
+
+
+TORCH_CHUNK = 1 << 22
+"""Elements in a pass, with some 100 MiB of temporaries; a multiple of those that share a counter."""
+BLOCK = 128
+MASK = 2**32 - 1
+
+_checked: set[Any] = set()
+
+
+def check_signs(torch: Any, device: Any) -> None:
+    """Raise ValueError if the device computes other signs than the CPU. Checks each device once."""
+    if device in _checked:
+        return
+    numbers: dict[str, Any] = {"seed": 0xFEDCBA9876543210, "tensor": 2**32 - 2, "step": 7}
+    numbers |= {"directions": [0, 2**32 - 1], "amounts": [3, -1]}
+    expected = np.zeros(3 * BLOCK + 5, np.float32)
+    add_signs(expected, 0.5, **numbers)
+    found = torch.zeros(expected.size, dtype=torch.float32, device=device)
+    add_torch_signs(torch, found, 0.5, **numbers)
+    if not np.array_equal(found.cpu().numpy(), expected):
+        raise ValueError(f"{device} computes other random signs than the CPU: this model can only be trained there")
+    _checked.add(device)
+
+
+def add_torch_signs(
+    torch: Any,
+    values: Any,
+    quantum: float,
+    *,
+    seed: int,
+    tensor: int,
+    step: int,
+    directions: Sequence[int],
+    amounts: Sequence[int],
+) -> None:
+    """Add multiples of random signs in place, the same bits as `pccl.signs.add_signs`."""
+    if sum(map(abs, amounts)) > SUM_MAX:
+        raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
+    shifts = torch.arange(32, dtype=torch.int64, device=values.device)
+    for begin in range(0, values.numel(), TORCH_CHUNK):
+        part = values[begin : begin + TORCH_CHUNK]
+        first = begin // BLOCK
+        blocks = torch.arange(first, first - (-part.numel() // BLOCK), dtype=torch.int64, device=values.device)
+        total = torch.full((blocks.numel(), 4, 32), sum(amounts), dtype=torch.int64, device=values.device)
+        for direction, amount in zip(directions, amounts, strict=True):
+            words = torch.stack(_philox(blocks, tensor, step, direction, seed), 1)
+            minus = torch.bitwise_right_shift(words.unsqueeze(2), shifts).bitwise_and_(1)
+            total.sub_(minus, alpha=2 * amount)
+        part.add_(total.view(-1)[: part.numel()].to(torch.float32).mul_(quantum))
+
+
+def _philox(blocks: Any, tensor: int, step: int, direction: int, seed: int) -> list[Any]:
+    """Return four words of 32 bits for each block, as `native/src/signs.h` defines them."""
+    c0, c1, c2, c3 = blocks, tensor, step, direction
+    key0, key1 = seed & MASK, seed >> 32
+    for _ in range(10):
+        product0, product1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (product1 >> 32) & MASK ^ c1 ^ key0, product1 & MASK
+        c2, c3 = (product0 >> 32) & MASK ^ c3 ^ key1, product0 & MASK
+        key0, key1 = (key0 + 0x9E3779B9) & MASK, (key1 + 0xBB67AE85) & MASK
+    # While they depend on no block, words are numbers; after ten rounds all of them do.
+    return [c0, c1, c2, c3]
+
+
+Tensor = NDArray[np.float32]
+
+CHUNK = 1 << 16
+
+
+class HostElements:
+    """The elements of a flat array in memory."""
+
+    def __init__(self, array: Tensor) -> None:
+        self.array = array
+        self.size = array.size
+
+    def largest(self) -> float:
+        """Return the largest magnitude; not finite if any element is not."""
+        return max(float(self.array.max(initial=0)), -float(self.array.min(initial=0)))
+
+    def round_to(self, quantum: float) -> None:
+        """Round to whole quanta (a power of two), to nearest and even; -0 becomes 0."""
+        factor, per_quantum = np.float32(quantum), np.float32(1 / quantum)
+        for begin in range(0, self.size, CHUNK):
+            part = self.array[begin : begin + CHUNK]
+            part *= per_quantum
+            np.rint(part, out=part)
+            part *= factor
+            part += np.float32(0)
+
+    def add_signs(
+        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
+    ) -> None:
+        add_signs(self.array, quantum, seed=seed, tensor=tensor, step=step, directions=directions, amounts=amounts)
+
+    def info(self, name: str) -> TensorInfo:
+        return TensorInfo.from_numpy(self.array, name)
+
+    def numpy(self) -> Tensor:
+        return self.array
+
+    def assign(self, values: Tensor) -> None:
+        self.array[...] = values
+
+
+class TorchElements:
+    """The elements of a flat torch tensor on any device, in the order of this thread's current stream."""
+
+    def __init__(self, torch: Any, tensor: Any) -> None:
+        """Raises ValueError as `check_signs`."""
+        self._torch = torch
+        self._tensor = tensor
+        self.size = tensor.numel()
+        check_signs(torch, tensor.device)
+
+    def largest(self) -> float:
+        if self.size == 0:
+            return 0.0
+        return max(float(self._tensor.max()), -float(self._tensor.min()))
+
+    def round_to(self, quantum: float) -> None:
+        self._tensor.mul_(1 / quantum).round_().mul_(quantum).add_(0.0)
+
+    def add_signs(
+        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
+    ) -> None:
+        numbers = {"seed": seed, "tensor": tensor, "step": step}
+        add_torch_signs(self._torch, self._tensor, quantum, **numbers, directions=directions, amounts=amounts)
+
+    def info(self, name: str) -> TensorInfo:
+        return TensorInfo.from_torch(self._tensor, name)
+
+    def numpy(self) -> Tensor:
+        found: Tensor = self._tensor.cpu().numpy()
+        return found
+
+    def assign(self, values: Tensor) -> None:
+        self._tensor.copy_(self._torch.from_numpy(values))
+
+
+Elements: TypeAlias = HostElements | TorchElements
+
+
+def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
+    """Return the float32 parameters by name, without empty ones, and the layout. Raises TypeError, ValueError."""
+    layout = replica_of(model).layout
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        tensors = {name: _of_torch(torch, name, p) for name, p in model.named_parameters() if p.requires_grad}
+    else:
+        tensors = {name: _of_numpy(name, array) for name, array in model.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor.size}, layout
+
+
+def _of_torch(torch: Any, name: str, parameter: Any) -> Elements:
+    if is_distributed(parameter):
+        raise ValueError(f"parameter {name!r} is a distributed tensor; only whole ones are trained in place")
+    if parameter.dtype is not torch.float32 or not parameter.is_contiguous():
+        raise ValueError(
+            f"parameter {name!r} is {parameter.dtype}{'' if parameter.is_contiguous() else ', not contiguous'}; only "
+            f"contiguous torch.float32 is trained in place"
+        )
+    flat = parameter.detach().view(-1)
+    kind = kind_of_place(flat)
+    if kind == "cpu":
+        return HostElements(flat.numpy())
+    if kind != "cuda":
+        raise ValueError(f"parameter {name!r} is on {flat.device}; only the CPU and CUDA devices train in place")
+    return TorchElements(torch, flat)
+
+
+def kind_of_place(tensor: Any) -> str:
+    return str(tensor.device.type)
+
+
+def _of_numpy(name: str, array: NDArray[Any]) -> Elements:
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"parameter {name!r} is {array.dtype}{'' if array.flags.c_contiguous else ', not contiguous'}; only "
+            f"contiguous float32 is trained in place"
+        )
+    return HostElements(array.reshape(-1))

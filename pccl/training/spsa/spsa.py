@@ -2,23 +2,18 @@
 
 SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
 L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) makes z from
-a seed whenever it is needed, in the memory of inference. Others need only g to make the same move, and Zelikman et al.
-2023 (arXiv:2306.10015) send it in a byte. So in each step every peer evaluates its own loss along its own directions
-and rounds g to a byte; the peers exchange the bytes; every peer moves its weights along all directions by their mean. A
-direction is a sign for each parameter (`pccl.signs`), made from the step and a number. Weights are never sent and are
-the same bits on all peers (`pccl.training.spsa.grid`).
+a seed, in the memory of inference; Zelikman et al. 2023 (arXiv:2306.10015) send g in a byte. In each step peers
+exchange the bytes of their own directions, and move the weights along all directions by their mean. A direction is a
+sign for each parameter (`pccl.signs`), made from the step and a number.
 
 *Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
-peers keep while others are lost. One peer with eight directions a step moves as eight peers with one.
+peers keep while others are lost.
 
-*The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit. The value is
-`mantissa` units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`: 0, 1 ... 16, 18 ... 245760 units.
-At most a sixteenth is rounded away from 8 units on; larger values are cut.
+*The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit: 0, 1 ... 16, 18 ...
+245760 units. At most a sixteenth is rounded away from 8 units on; larger values are cut.
 
-*Coming and going.* A loss aborts the exchange on all survivors, which exchange again, with the bytes they have. A
-newcomer that has the weights of an earlier revision gets the steps it lacks, a few bytes each, and makes them; digests
-show whether it arrived. Otherwise it gets the weights. Buffers that forward passes change are each peer's own during
-evaluations; common ones are exchanged every `admit_every` steps. `log` keeps the steps in a file; `replay` plays it.
+*Newcomers* with the weights of an earlier revision get the steps they lack, a few bytes each; otherwise the weights.
+Buffers that forward passes change are each peer's own during evaluations, and exchanged every `admit_every` steps.
 """
 
 from __future__ import annotations
@@ -43,13 +38,11 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Admission, Membership, fingerprint
 from pccl.training.group.relaunch import Outcome, Relaunched, gather_among_all, own_number, reduce_among_all
 from pccl.training.spsa import step_log
-from pccl.training.spsa.elements import tensors_of
-from pccl.training.spsa.grid import Grid
+from pccl.training.spsa.grid import Grid, tensors_of
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
 from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
-from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.state.torch_state import assign, buffers_of, require_like
 from pccl.training.step import GroupStep, StepReport
 
@@ -75,15 +68,6 @@ def decode_gradient(code: int, unit: float) -> float:
     return -magnitude if code & SIGN else magnitude
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """The bytes of all peers that took part, by stable rank."""
-
-    ranks: tuple[int, ...]
-    items: tuple[bytes, ...]
-    outcome: Outcome
-
-
 class StableRanks:
     """One peer's stable rank, and those of the others. Uses one tag. Its methods are group calls."""
 
@@ -91,32 +75,27 @@ class StableRanks:
         self._communicator = communicator
         self._tag = tag
         self._ranks: dict[int, int] = {}
-        """Stable ranks by peer number."""
         self.own = 0
 
     def assign(self, step: int) -> None:
-        """Take the ranks of a committed barrier, after newcomers were let in. `step` is a count that is the same on all
-        peers."""
+        """Take the ranks of a committed barrier. `step` is a count that is the same on all peers."""
         barrier = self._communicator.launch.barrier
         op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
         peers = op.wait().peers
         self._ranks = {peer: rank for rank, peer in enumerate(peers)}
         self.own = self._ranks[own_number(self._communicator)]
 
-    def exchange(self, item: bytes, step: int) -> Exchanged:
-        """Gather equally many bytes from each peer. Raises PCCLError INVALID_USAGE: a peer was let in since
-        `assign`."""
+    def exchange(self, item: bytes, step: int) -> tuple[LoggedStep, Outcome]:
+        """Gather equally many bytes from each peer. Raises PCCLError INVALID_USAGE: a peer has no rank."""
         rows, outcome = gather_among_all(self._communicator, np.frombuffer(item, np.uint8), self._tag, step)
         if not self._ranks.keys() >= rows.keys():
             what = "a peer without a stable rank takes part: a call of update_topology outside of SPSA let it in"
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", what)
-        return Exchanged(
-            tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values()), outcome
-        )
+        ranks, codes = tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values())
+        return LoggedStep(step, ranks, codes), outcome
 
 
 RANKS, CATCH_UP = 0, 2
-"""Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
 """The most bytes of steps that newcomers are sent instead of weights."""
@@ -162,11 +141,7 @@ class SPSAOptions:
 
 @dataclass(frozen=True, slots=True)
 class SPSAStep(StepReport):
-    """The outcome of a step of SPSA.
-
-    `revision` counts the run's steps, `world_size` the peers whose directions the weights have moved along (1: alone).
-    Bytes are those of the exchange, and every `admit_every` steps those of the buffers.
-    """
+    """The outcome of a step of SPSA. `world_size` counts the peers whose directions the weights have moved along."""
 
     loss: float
     """The mean of this peer's own evaluations, perturbed as they were."""
@@ -230,7 +205,6 @@ class SPSA(Checkpointed):
         self._tensors, layout = tensors_of(model)
         self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
-        self._former_run = self._run
         self._alike = {"admit_every": admit_every, "replay_max": replay_max, "options": options}
         self._replicated = ReplicatedState(
             communicator,
@@ -247,7 +221,6 @@ class SPSA(Checkpointed):
         self._state = SharedState([*infos, *self._replicated.infos()])
         self._layout = layout
         self._recent: deque[LoggedStep] = deque(maxlen=replay_max)
-        """The steps that led here, without a gap."""
         self._log = LogFile(log) if log is not None else None
         self._membership = self._new_membership()
         self._ranks = StableRanks(communicator, tag + RANKS)
@@ -278,7 +251,6 @@ class SPSA(Checkpointed):
         yield from self._replicated.buffers.module_tensors()
 
     def _weights_digest(self) -> bytes:
-        """Return the digest of revision and weights alone, which a log leads to."""
         self._grid.require_home()
         hasher = blake3.blake3(self.revision.to_bytes(8, "little"))
         hasher.update(self._grid.exponents.data.cast("B"))
@@ -289,11 +261,7 @@ class SPSA(Checkpointed):
     # Peers.
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, right after the communicator has connected, since the others wait for it.
-
-        Returns when `peers_min` peers are there, or at once where others train already, with the same weights on all.
-        Raises PCCLError as `DiLoCo.join`.
-        """
+        """Join the run, with at least `peers_min` peers if it is new. Raises as `DiLoCo.join`."""
         admission = self._membership.join(peers_min)
         self._begin(admission)
         return admission
@@ -387,11 +355,11 @@ class SPSA(Checkpointed):
                 with step.waiting():
                     step.begin()
                     step.claim()
-                    exchanged = self._ranks.exchange(codes, self.revision)
+                    logged, outcome = self._ranks.exchange(codes, self.revision)
                     self._replicated.land_comparison()
-                    step.commit(exchanged.outcome.peers)
-                self._move(LoggedStep(self.revision, exchanged.ranks, exchanged.items))
-                step.outcomes.append(exchanged.outcome)
+                    step.commit(outcome.peers)
+                self._move(logged)
+                step.outcomes.append(outcome)
                 with step.waiting():
                     if self.revision % self._admit_every == 0:
                         step.outcomes.append(self._replicated.exchange_own_buffers(self.revision))
@@ -400,17 +368,15 @@ class SPSA(Checkpointed):
                     step.end()
         finally:
             self._grid.come_home()
-        return step.report(SPSAStep, len(exchanged.ranks), loss=loss_mean)
+        return step.report(SPSAStep, len(logged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
-        """Compare the replicated state, on all peers after the last step. Raises DivergenceError, PCCLError as
-        `step`."""
+        """Compare the replicated state, on all peers after the last step. Raises as `step`."""
         with self._membership.step("SPSA.finish"):
             self._replicated.check(self.revision)
 
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
-        """Return the bytes of this peer's directions and the mean loss. The weights stay where they were evaluated
-        last."""
+        """Return the bytes of this peer's directions and the mean loss. The weights stay displaced."""
         options = self._options
         codes = bytearray()
         losses = []
@@ -449,10 +415,7 @@ class SPSA(Checkpointed):
     # The log.
 
     def replay(self, path: str | os.PathLike[str]) -> int:
-        """Make the steps of a log, of any peer, that lead on from this revision, before `join`. Returns how many.
-
-        Raises OSError; LogError: it is damaged, of another run, or leads to or begins with other weights.
-        """
+        """Make the steps of a log that lead on from here, before `join`. Returns how many. Raises OSError, LogError."""
         return self._play(step_log.read(path))
 
     def _play(self, entries: Iterable[step_log.Entry]) -> int:
@@ -502,17 +465,3 @@ class SPSA(Checkpointed):
         self._state.revision = revision
         self._recent.clear()
         self._grid.adopt()
-
-    def _former(self, loaded: Loaded) -> Snapshot:
-        arrays = loaded.former
-        try:
-            run = arrays["run"].tobytes().decode()
-            state = {
-                "parameters": {name: arrays[f"tensor/{name}"] for name in self._tensors},
-                "exponents": arrays["exponents"],
-            }
-        except KeyError as error:
-            raise CheckpointError(f"{loaded.path} lacks {error}") from None
-        if run != self._former_run:
-            raise CheckpointError(f"{loaded.path} is of another run, {run!r}; this one is {self._former_run!r}")
-        return Snapshot(loaded.snapshot.revision, state, self._layout, repr(self._options))

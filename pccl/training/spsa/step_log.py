@@ -1,9 +1,8 @@
 """The log of a run whose every step is a few bytes: which peers took part, and the bytes they exchanged.
 
 A *step* leads from one revision to the next. A *mark* has the digest of the weights at a revision: one begins a log,
-others follow at admissions. To replay is to apply the steps that lead on from a revision, and to compare at each mark.
-Each entry has its length in front and a CRC-32 behind, so a file that ends in the middle of an entry, as after `kill
--9`, ends before it. Numbers are little-endian:
+others follow at admissions. A file that ends in the middle of an entry, as after `kill -9`, ends before it. Numbers are
+little-endian:
 
     file    b"pccl steps 1\\n", then entries
     entry   kind u8, bytes u32, that many bytes, CRC-32 of all this u32
@@ -125,8 +124,7 @@ def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
 
 
 class LogFile:
-    """A log that grows. Entries are with the operating system at once: they outlive the process, not a power
-    failure."""
+    """A log that grows. Entries outlive the process, not a power failure."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Continue an existing file after its last whole entry. Raises OSError, LogError."""

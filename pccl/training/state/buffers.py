@@ -8,12 +8,9 @@ flat vectors: floating-point buffers (float32, or float64 as soon as one is; com
     first      all from the peer of rank 0
     local      no exchange; buffers are in no digest and in no shared state
 
-1. After an exchange the common values are the same bytes on all peers: they follow from the former ones and a committed
-   op, element by element in the default floating-point environment.
-2. Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly.
-3. Changes by forward passes while an exchange is in flight are added to its result.
-
-Buffers are looked up in their modules each time, since forward passes may replace them.
+Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly. Changes by forward
+passes while an exchange is in flight are added to its result. Forward passes may replace buffers, so they are looked up
+in their modules each time.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp, TensorInfo
 from pccl._floating_point import default_environment
-from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched
+from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, combined
 from pccl.training.state.replica import local_shard
 
 AVERAGE, FIRST, LOCAL = "average", "first", "local"
@@ -125,7 +122,6 @@ class Buffers:
         dtype = np.float64 if is_double else np.float32
         self.floats: Floats = np.empty(sum(place.count for place in self._floats), dtype)
         self.integers: Integers = np.empty(sum(place.count for place in self._integers), np.int64)
-        """The common values."""
         self._ops: list[Relaunched] = []
         self._sent: tuple[Floats, Integers] = self.floats, self.integers
         self._moved: Floats = self.floats
@@ -176,8 +172,7 @@ class Buffers:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Give the module this peer's own values within the block, as forward passes leave them, and the common ones
-        outside."""
+        """Give the module this peer's own values within the block, and the common ones outside."""
         if self.is_empty:
             yield
             return
@@ -195,10 +190,7 @@ class Buffers:
             self._write(*self._own)
 
     def launch(self, communicator: Communicator, tag: int, step: int) -> None:
-        """Send the module's values; `land` takes the result. Uses `tag` and `tag + 1`. A group call.
-
-        An exchange in flight, from a step that failed, goes on.
-        """
+        """Send the module's values; `land` takes the result. Uses `tag` and `tag + 1`. A group call."""
         if self.is_empty or self._ops:
             return
         self._sent = floats, integers = self._read()
@@ -214,10 +206,9 @@ class Buffers:
                 self._ops.append(_reduction(communicator, vector, op, tag + i, step))
 
     def land(self, *, keep_going: bool = False) -> Outcome:
-        """Wait for the exchange, if any, and write the common values into the module.
+        """Wait for the exchange, if any, and write the common values into the module. Raises PCCLError.
 
-        `keep_going`: forward passes went on during the exchange, and their changes are kept. Raises PCCLError for
-        anything but losses.
+        `keep_going`: forward passes went on during the exchange, and their changes are kept.
         """
         if not self._ops:
             return NOT_MADE
@@ -226,12 +217,7 @@ class Buffers:
         self._ops = []
         self._take(is_alone)
         self._go_on() if keep_going else self.show()
-        return Outcome(
-            min(each.world_size for each in outcomes),
-            sum(each.aborted for each in outcomes),
-            sum(each.tx_bytes for each in outcomes),
-            sum(each.rx_bytes for each in outcomes),
-        )
+        return combined(outcomes)
 
     def drop(self) -> None:
         """Forget an exchange whose communicator is closed."""

@@ -1,19 +1,18 @@
-"""A peer's training state on disk: one format for all training classes, with `save` and `load`.
+"""Checkpoints: `save` and `load` of all training classes, in one format.
 
 A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; each rank of a site writes one,
-`step-000000123.rank-00002-of-00004.safetensors`. Tensors are in it by name, everything else as
-`pccl.training.state.codec` encodes it, and the metadata give class, model, revision, and a name of the save that all
-ranks of a site have alike.
+`step-000000123.rank-00002-of-00004.safetensors`. It holds tensors by name, everything else as
+`pccl.training.state.codec` encodes it, and metadata: class, model, revision, and a name of the save that all ranks of a
+site have alike.
 
-*In the background*, `save` copies the tensors into memory that it uses again each time, and returns; a thread, which is
-not a daemon, writes the file. A second save waits for the first. Errors are logged at once, and raised by the next
-`save` or `wait`.
+*In the background*, `save` copies the tensors into memory that it reuses, and a non-daemon thread writes the file. The
+next save waits for it and raises its error.
 
-*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a site
-(`Site.agree`). Revisions above the saved one, and other files, stay.
+*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a
+site. Revisions above the saved one, and other files, stay.
 
-*Loading with a site*: every rank sends the others the revisions and saves that it has, and all load the newest that all
-have. Where there is none, or a piece is damaged, all fail alike, before any state is changed.
+*Loading with a site*: the ranks gather the revisions and saves that each has, and load the newest that all have. If
+there is none, or a piece is damaged, all fail alike before any state changes.
 """
 
 from __future__ import annotations
@@ -24,17 +23,15 @@ import os
 import re
 import sys
 import threading
-import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 import pccl
 from pccl import Communicator, PCCLError, Result
@@ -42,32 +39,32 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
-from pccl.training.state.tensor_file import CheckpointError, Contents, Entry
-from pccl.training.state.tensor_tree import HostMemory, Parts, Shard, entry_of, join, split, tensor_of
+from pccl.training.state.tensor_file import (
+    CheckpointError,
+    Contents,
+    Entry,
+    HostMemory,
+    Parts,
+    Shard,
+    entry_of,
+    join,
+    split,
+    tensor_of,
+)
 
 FORMAT = 2
-FORMER_FORMAT = 1
-"""An npz without a manifest."""
 MANIFEST = "pccl"
 REST = "rest"
-"""The name of the state other than tensors."""
-LISTINGS_MAX = 100
-"""Times that a folder is listed while other processes save and remove."""
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
-ONE_FILE = (".safetensors", ".npz")
-"""A path with such an end is the file itself."""
+SUFFIX = ".safetensors"
 
-SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
 NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """An object that can be saved with the model, such as a torch optimizer.
-
-    `state_dict()` returns what `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it.
-    """
+    """An object that can be saved with the model, such as a torch optimizer."""
 
     def state_dict(self) -> Any: ...
 
@@ -76,15 +73,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state that a training object saves, and gets back."""
+    """The state that a training object saves. Layout and options must be the same where it is loaded."""
 
     revision: int
     state: dict[str, Any]
     """Nested; tensors are shared with the object until they are copied or written."""
     layout: str
-    """A line for each tensor of the model: name, shape, dtype. The same where it is loaded."""
     options: str = ""
-    """The options that must be the same where it is loaded, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +89,7 @@ class Piece:
     path: Path
     revision: int
     save: str
-    """The same on all ranks of a site, and of no other save; "" in files of former versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A checkpoint that was read and is whole."""
-
-    path: Path
-    kind: str
-    """The name of the class; "" in files of former versions."""
-    snapshot: Snapshot
-    former: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """The arrays of a file of a former version, which has no state."""
+    """The same on all ranks of a site, and of no other save."""
 
 
 def file_name(revision: int, site: Site | None) -> str:
@@ -116,7 +99,7 @@ def file_name(revision: int, site: Site | None) -> str:
 
 def is_one_file(path: Path) -> bool:
     """Whether `path` is a checkpoint itself, and not a folder of them."""
-    return path.suffix in ONE_FILE or path.is_file()
+    return path.suffix == SUFFIX or path.is_file()
 
 
 def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
@@ -133,60 +116,40 @@ def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
 def _save_of(path: Path) -> str | None:
     """Return the name of the save, "" where the file is damaged; None: it is not a checkpoint, or gone."""
     try:
-        manifest = _manifest(tensor_file.read_metadata(path), path)
+        metadata = tensor_file.read_metadata(path)
+        return piece_at(path).save if MANIFEST in metadata else None
     except FileNotFoundError:
         return None
     except CheckpointError:
         return ""
-    return str(manifest.get("save", "")) if manifest is not None else None
-
-
-def _newest_first(folder: Path, site: Site | None) -> Iterator[Piece]:
-    """Yield this rank's checkpoints in `folder`, listed again if a save has removed all of them. Raises
-    FileNotFoundError."""
-    for _ in range(LISTINGS_MAX):
-        named = _named(folder, site)
-        is_empty = True
-        for revision, path in named:
-            save = _save_of(path)
-            if save is not None:
-                is_empty = False
-                yield Piece(path, revision, save)
-        if not is_empty or all(path.exists() for _, path in named):
-            return
 
 
 def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
-    """Return this rank's checkpoints in `folder`, oldest first. Raises FileNotFoundError."""
-    return list(_newest_first(folder, site))[::-1]
+    """Return this rank's checkpoints in `folder`, newest first. Raises FileNotFoundError."""
+    found = _named(folder, site)
+    return [Piece(path, revision, (_save_of(path) or "") if site is not None else "") for revision, path in found]
 
 
 def piece_at(path: Path) -> Piece:
     """Return the checkpoint in the file `path`. Raises OSError, CheckpointError."""
     manifest = _manifest(tensor_file.read_metadata(path), path)
-    if manifest is None:
-        return Piece(path, _load_former(path, tensor_file.read(path)).snapshot.revision, "")
     return Piece(path, int(manifest.get("revision", 0)), str(manifest.get("save", "")))
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint in `folder` that is not a piece of a site's, or None."""
     try:
-        newest = next(_newest_first(Path(folder), None), None)
+        return next((path for _, path in _named(Path(folder), None)), None)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return newest.path if newest is not None else None
 
 
-def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
-    """Return the manifest of a file; None if it is not a checkpoint of pccl."""
-    if MANIFEST not in metadata:
-        return None
+def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(metadata[MANIFEST])
         version = int(manifest["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: its manifest is not pccl.training's ({error!r})") from None
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: it has no manifest ({error!r})") from None
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, of pccl {manifest.get('version')}; this is pccl {pccl.__version__}, which "
@@ -196,15 +159,15 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None) -> Loaded:
-    """Read and verify a checkpoint. `shard` makes a distributed tensor of this rank's part.
+def load(
+    path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None
+) -> tuple[str, Snapshot]:
+    """Read and verify a checkpoint; return the name of its class, and its state.
 
-    Raises OSError, CheckpointError.
+    `shard` makes a distributed tensor of this rank's part. Raises OSError, CheckpointError.
     """
     contents = tensor_file.read(path)
     manifest = _manifest(contents.metadata, path)
-    if manifest is None:
-        return _load_former(path, contents)
     rank, size = (site.rank, site.size) if site is not None else (0, 1)
     if (manifest["rank"], manifest["size"]) != (rank, size):
         raise CheckpointError(
@@ -217,34 +180,21 @@ def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any
         tensors = {name: tensor_of(entry, name in of_torch) for name, entry in entries.items()}
         shards = {name: Shard(each[0], tuple(each[1]), tuple(each[2])) for name, each in manifest["shards"].items()}
         state = join(Parts(rest, tensors, shards), shard)
-        snapshot = Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
-        return Loaded(path, manifest["class"], snapshot)
+        return manifest["class"], Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
 
 
-def _load_former(path: Path, contents: Contents) -> Loaded:
-    arrays = {name: entry.array() for name, entry in contents.entries.items()}
-    numbers = [arrays[name] for name in ("format", "revision") if name in arrays]
-    if "format" not in arrays or contents.metadata or any(each.ndim or each.dtype.kind not in "iu" for each in numbers):
-        raise CheckpointError(f"{path} is not a checkpoint: pccl.training has not written it")
-    if (version := int(arrays.pop("format"))) != FORMER_FORMAT:
-        raise CheckpointError(f"{path} was not written by pccl.training: it has format {version}")
-    revision = int(arrays.get("revision", np.array(0)))
-    return Loaded(path, "", Snapshot(revision, {}, ""), arrays)
-
-
 @dataclass(slots=True)
 class _Save:
-    """A save in progress, or one whose end is not known to the caller yet."""
+    """A save in progress, or one whose error has not been raised."""
 
     keep: int | None
     path: Path
     revision: int = -1
     thread: threading.Thread | None = None
     error: BaseException | None = None
-    is_told: bool = False
-    """Whether `error` has been raised."""
+    is_raised: bool = False
 
 
 class Checkpoints:
@@ -255,26 +205,23 @@ class Checkpoints:
         self._site = site
         self._memory = HostMemory()
         self._pending: _Save | None = None
-        self._own_name = uuid.uuid4().hex
-        self._saves = 0
 
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
         """Save what `take` returns. Raises OSError, also of the last save in the background; ValueError."""
+        is_file = is_one_file(path)
         if keep is not None:
             keep = as_int("keep", keep)
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep {keep}: must be at least 1, or None to keep all")
-        is_file = is_one_file(path)
-        if keep is not None and is_file:
-            raise ValueError(f"keep {keep} needs a folder, where each step has a file; {path} is one file")
-        name = self._next_name()
-        prune = self._settle(warns=True)
+            if keep < 1 or is_file:
+                raise ValueError(f"keep {keep}: must be at least 1, or None to keep all, and {path} a folder")
+        # Before anything can fail on some ranks alone.
+        name = self._site.unique_name() if self._site is not None else uuid.uuid4().hex
+        prune = self._settle()
         save = self._pending = _Save(keep, path)
         try:
             snapshot = take()
             contents = self._contents(snapshot, name, self._memory.copies if background else _entries)
         except BaseException as error:
-            save.error, save.is_told = error, True
+            save.error, save.is_raised = error, True
             raise
         save.revision = snapshot.revision
         save.path = path if is_file else path / file_name(snapshot.revision, self._site)
@@ -289,34 +236,24 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait until the last save is on the disk. Raises OSError of a save in the background.
 
-        With a site and `keep`, a call of all its ranks, which fails on all if it does on one.
+        With a site and `keep`, all its ranks call it, and it fails on all if it does on one.
         """
         prune = self._settle()
         if prune is not None:
             prune()
 
-    def _next_name(self) -> str:
-        """Return the name of the next save, before anything can fail on some ranks alone."""
-        if self._site is not None:
-            return self._site.unique_name()
-        self._saves += 1
-        return f"{self._own_name}.{self._saves}"
-
-    def _settle(self, warns: bool = False) -> Callable[[], None] | None:
+    def _settle(self) -> Callable[[], None] | None:
         """Wait for the save in progress and raise its error; return what deletes the older ones."""
         save = self._pending
         if save is None:
             return None
-        if save.thread is not None and save.thread.is_alive():
-            started_s = time.monotonic()
+        if save.thread is not None:
             save.thread.join()
-            if warns:
-                logger.warning(SLOW, time.monotonic() - started_s)
         self._pending = None
         is_joint = self._site is not None and save.keep is not None
         is_saved = save.error is None
         is_saved_by_all = self._site.agree(is_saved) if self._site is not None and is_joint else is_saved
-        if save.error is not None and not save.is_told:
+        if save.error is not None and not save.is_raised:
             raise save.error
         if is_joint and not is_saved_by_all:
             raise CheckpointError("a rank of this site could not save the last checkpoint; no older one was deleted")
@@ -380,9 +317,6 @@ def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
             path.unlink(missing_ok=True)
 
 
-logger = logging.getLogger(__name__)
-
-
 class Checkpointed(ABC):
     """The base of the training classes: saves what `_snapshot` gives, and passes it to `_restore`."""
 
@@ -400,38 +334,30 @@ class Checkpointed(ABC):
 
     @abstractmethod
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        """Load what `_snapshot` gave, of the same layout and options. Raises CheckpointError before anything is
-        changed."""
-
-    def _former(self, loaded: Loaded) -> Snapshot:
-        """Return the state in a file of a former version. Raises CheckpointError: this class takes none."""
-        raise CheckpointError(
-            f"{loaded.path} is of a former version, which had no checkpoints of {type(self).__name__}"
-        )
+        """Load what `_snapshot` gave. Raises CheckpointError before anything is changed."""
 
     def _shard(self, tensor: Any, shard: Shard) -> Any:
         raise CheckpointError(f"it has a piece of a tensor in shards, {shard.place}; this model has none")
 
     def save(self, path: str | os.PathLike[str], *, keep: int | None = None, background: bool = False) -> None:
-        """Save this peer's state between two steps, durably and atomically.
+        """Save this peer's state between two steps, durably and atomically. With a site all of its ranks call it.
 
         Args:
             path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
-                `.safetensors` or `.npz`, the file itself, which is replaced.
+                `.safetensors`, the file itself, which is replaced.
             keep: Number of newest files to keep; None: all.
             background: Copy the state, and write it while training goes on. The next save waits for this one and
                 raises its error, as `wait_for_save` does.
 
-        With a site all of its ranks call it. Raises OSError; ValueError: a state cannot be saved, with its place.
+        Raises OSError; ValueError: a state cannot be saved, with its place.
         """
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
         self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
 
     def close(self) -> None:
-        """End this object's part: another one may join on its communicator.
+        """End this object's part: another one may join on its communicator. All peers call it at the same place.
 
-        All peers call it at the same place and compare what the last step has left, unless an exception is handled.
         Raises DivergenceError; OSError of a save in the background.
         """
         try:
@@ -473,34 +399,24 @@ class Checkpointed(ABC):
         if self._site is None:
             if not found:
                 return False
-            piece = found[-1]
+            piece = found[0]
         else:
-            accounts = self._accounts(found, error)
-            if missing_ok and not any(accounts):
+            held = self._gathered(found, error)
+            if missing_ok and not any(held):
                 return False
-            piece = found[accounts[self._site.rank].index(_newest_common(accounts, path))]
-        try:
-            loaded = self._loaded(piece)
-        except FileNotFoundError as error:
-            if self._site is not None or piece.path == Path(path) or not self._found(Path(path)):
-                raise
-            return self.load(path, missing_ok=missing_ok)  # a save has removed it, once there was a newer one
+            piece = found[held[self._site.rank].index(_newest_common(held, path))]
+        loaded = self._loaded(piece)
         self._restore(loaded.state, loaded.revision)
         logger.info("loaded %s, revision %d", piece.path, loaded.revision)
         return True
 
     def _require_not_joined(self) -> None:
-        if not self._membership.is_under_way:
-            return
-        try:
-            self._communicator.world_size  # noqa: B018
-        except PCCLError:
-            return  # it has left; `reconnect` joins with what is loaded
+        if not self._membership.is_in_run:
+            return  # not joined, or left; `reconnect` joins with what is loaded
         what = "this peer trains with others, which would not have what it loads: call load before join"
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
     def _found(self, path: Path) -> list[Piece]:
-        """Return the pieces that can be loaded, oldest first."""
         if is_one_file(path):
             path.stat()
             return [piece_at(path) if self._site is not None else Piece(path, 0, "")]
@@ -511,19 +427,18 @@ class Checkpointed(ABC):
             raise FileNotFoundError(f"{path} holds no checkpoint of this rank{what}")
         return found
 
-    def _accounts(self, found: list[Piece], error: str) -> list[list[tuple[int, str]]]:
-        """Return revisions and saves that each rank has."""
+    def _gathered(self, found: list[Piece], error: str) -> list[list[tuple[int, str]]]:
         assert self._site is not None
         mine = {"error": error, "pieces": [(piece.revision, piece.save) for piece in found]}
-        told = [json.loads(text) for text in self._site.gather(json.dumps(mine))]
-        _raise_any(each["error"] for each in told)
-        return [[(revision, save) for revision, save in each["pieces"]] for each in told]
+        ranks = [json.loads(text) for text in self._site.gather(json.dumps(mine))]
+        _raise_any(each["error"] for each in ranks)
+        return [[(revision, save) for revision, save in each["pieces"]] for each in ranks]
 
     def _loaded(self, piece: Piece) -> Snapshot:
         error: OSError | CheckpointError | None = None
         snapshot = None
         try:
-            snapshot = self._checked(load(piece.path, self._site, self._shard))
+            snapshot = self._checked(piece.path, *load(piece.path, self._site, self._shard))
         except (OSError, CheckpointError) as caught:
             error = caught
         if self._site is not None:
@@ -533,12 +448,9 @@ class Checkpointed(ABC):
         assert snapshot is not None
         return snapshot
 
-    def _checked(self, loaded: Loaded) -> Snapshot:
-        path, snapshot = loaded.path, loaded.snapshot
-        if not loaded.kind:
-            snapshot = self._former(loaded)
-        elif loaded.kind not in (type(self).__name__, *self.LOADS):
-            raise CheckpointError(f"{path} was saved by {loaded.kind}; this is {type(self).__name__}")
+    def _checked(self, path: Path, kind: str, snapshot: Snapshot) -> Snapshot:
+        if kind not in (type(self).__name__, *self.LOADS):
+            raise CheckpointError(f"{path} was saved by {kind}; this is {type(self).__name__}")
         own = self._snapshot()
         classes = [each.state.get("optimizer class") for each in (snapshot, own)]
         if None not in classes and classes[0] != classes[1]:
@@ -553,30 +465,26 @@ class Checkpointed(ABC):
         return snapshot
 
 
-def _newest_common(accounts: list[list[tuple[int, str]]], path: str | os.PathLike[str]) -> tuple[int, str]:
-    """Raises CheckpointError: the ranks have no step in common."""
-    common = set(accounts[0]).intersection(*accounts[1:])
-    account = "; ".join(
-        f"rank {rank} has {', '.join(str(revision) for revision, _ in own) or 'none'}"
-        for rank, own in enumerate(accounts)
+def _newest_common(held: list[list[tuple[int, str]]], path: str | os.PathLike[str]) -> tuple[int, str]:
+    common = set(held[0]).intersection(*held[1:])
+    listed = "; ".join(
+        f"rank {rank} has {', '.join(str(revision) for revision, _ in sorted(own)) or 'none'}"
+        for rank, own in enumerate(held)
     )
     if not common:
-        same = set.intersection(*({revision for revision, _ in own} for own in accounts))
-        why = f" (revision {max(same)} was saved by the ranks at different times)" if same else ""
         raise CheckpointError(
-            f"the ranks of this site have no step in common to load from {os.fspath(path)}: {account}{why}; give each "
-            "the piece of one save"
+            f"the ranks of this site have no save in common in {os.fspath(path)}: {listed}; give each the piece of one"
         )
     newest = max(common)
-    if any(revision > newest[0] for own in accounts for revision, _ in own):
-        logger.warning("revision %d is the newest that all ranks of this site have: %s", newest[0], account)
+    if any(revision > newest[0] for own in held for revision, _ in own):
+        logger.warning("revision %d is the newest that all ranks of this site have: %s", newest[0], listed)
     return newest
 
 
-def _raise_any(errors: Iterator[str] | list[str]) -> None:
-    told = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
-    if told:
-        raise CheckpointError(f"this site cannot load its checkpoint; {'; '.join(told)}")
+def _raise_any(errors: Iterable[str]) -> None:
+    failed = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
+    if failed:
+        raise CheckpointError(f"this site cannot load its checkpoint; {'; '.join(failed)}")
 
 
 def _first_difference(theirs: str, ours: str) -> str:

@@ -16,7 +16,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgpack
@@ -47,26 +46,6 @@ def decode(data: bytes) -> Any:
         return _state(tree)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"these bytes are not an encoded state: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place where two states differ. A side that lacks it is "nothing"."""
-
-    path: str
-    """The place as an expression in Python: `['param_groups'][0]['lr']`."""
-    ours: str
-    theirs: str
-    """The values there, shortened."""
-
-    def __str__(self) -> str:
-        return f"{self.path or 'the whole'}: {self.ours} against {self.theirs}"
-
-
-def first_difference(ours: Any, theirs: Any) -> Difference | None:
-    """Return the first difference in the canonical order, or None where the bytes are equal. Raises ValueError as
-    `encode`."""
-    return _difference(_tree(ours, ""), _tree(theirs, ""), "")
 
 
 def _packed(tree: Tree) -> bytes:
@@ -120,8 +99,7 @@ def _array_tree(value: Any, path: str) -> Tree:
 
 
 def bytes_of(tensor: Any, path: str) -> Any:
-    """Return the elements of a torch tensor in C order, as NumPy's uint8. Raises ValueError: it is not dense and
-    whole."""
+    """Return a torch tensor's elements in C order, as NumPy's uint8. Raises ValueError: not dense and whole."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
         what = "distributed" if hasattr(tensor, "placements") else f"{tensor.layout}, {tensor.dtype}, {tensor.device}"
@@ -170,35 +148,3 @@ def _tensor(dtype: str, shape: list[int], *chunks: bytes) -> Any:
     if not math.prod(shape):
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(bytearray(b"".join(chunks)), dtype=kind).view(shape)
-
-
-def _difference(ours: Tree, theirs: Tree, path: str) -> Difference | None:
-    if _packed(ours) == _packed(theirs):
-        return None
-    tags = [tree[0] if isinstance(tree, list) else None for tree in (ours, theirs)]
-    if tags[0] != tags[1] or tags[0] not in (LIST, TUPLE, DICT, COUNTER):
-        return Difference(path, _short(ours), _short(theirs))
-    if tags[0] in (LIST, TUPLE):
-        for i, (a, b) in enumerate(zip(ours[1:], theirs[1:], strict=False)):
-            if (found := _difference(a, b, f"{path}[{i}]")) is not None:
-                return found
-        return Difference(f"len(...{path})", str(len(ours) - 1), str(len(theirs) - 1))
-    sides = [{_packed(key): (key, item) for key, item in zip(t[1::2], t[2::2], strict=True)} for t in (ours, theirs)]
-    for packed in sorted(sides[0].keys() | sides[1].keys()):
-        key = f"{path}[{_state(next(side[packed][0] for side in sides if packed in side))!r}]"
-        if packed not in sides[0] or packed not in sides[1]:
-            return Difference(key, *(_short(side[packed][1]) if packed in side else "nothing" for side in sides))
-        if (found := _difference(sides[0][packed][1], sides[1][packed][1], key)) is not None:
-            return found
-    raise AssertionError("trees of different bytes differ somewhere")
-
-
-def _short(tree: Tree) -> str:
-    if isinstance(tree, list) and tree[0] in (ARRAY, TENSOR):
-        what = "tensor" if tree[0] == TENSOR else "array"
-        size = math.prod(tree[2])
-        if size > 8:
-            return f"{what} of {tree[1]}, shape {tuple(tree[2])}"
-        return " ".join(repr(_state(tree)).split())
-    text = repr(_state(tree))
-    return text if len(text) <= 80 else f"{text[:77]}..."

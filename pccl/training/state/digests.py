@@ -1,4 +1,4 @@
-"""Comparing the peers' states by digest while they train, with an account of what differs.
+"""Digest comparison: peers compare their states while they train, and find the tensors that differ.
 
 A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. It
 is made at the end of a step. At the beginning of the next one each peer launches one all-reduce of nine words, the
@@ -8,15 +8,13 @@ maximum of
     ~d0 ~d1 ~d2 ~d3 its complement
     n               the number of steps to the next comparison that this peer proposes
 
-and lands it with that step's averages. A peer whose run ends makes the same all-reduce, and waits for the others for a
-limited time; for a state without a snapshot it uses a tag of its own.
+and lands it with that step's averages. A peer whose run ends makes the same all-reduce, with a time limit.
 
 1. Digests are equal exactly if the maximum of all d is the complement of the maximum of all ~d, word by word.
-2. All peers get the same answer, from one committed op; a loss aborts it on all, and survivors launch it again.
-3. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
-   is the next step, and intervals double up to n, so that a newcomer's differences are found early.
-4. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
-5. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
+2. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
+   is the next step, and intervals double up to n.
+3. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
+4. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
 """
 
 from __future__ import annotations
@@ -26,27 +24,22 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import blake3
 import numpy as np
-from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl._integers import as_int
-from pccl.training.group.relaunch import Relaunched, gather_among_all, reduce_among_all
+from pccl.training.group.relaunch import Relaunched, gather_among_all, own_number, reduce_among_all
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
 """The share of the training time for comparing: half of what is promised, since both times vary."""
 SMOOTHING = 0.25
-"""The weight of the last time in the mean."""
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
 NAMES_SHOWN = 8
-OBJECT_BYTES_SHOWN = 1 << 20
-"""The most bytes that are gathered of an object, to show where it differs."""
 THREADED_BYTES = 1 << 20
 DIGEST_BYTES = 32
 
@@ -104,16 +97,6 @@ def digest_of(tensor: Any) -> bytes:
     return hasher.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The digests that a peer has gathered of another."""
-
-    peer: int
-    is_new: bool
-    names_digest: bytes
-    digests: tuple[bytes, ...]
-
-
 class Check:
     """One peer's part in comparing. Methods are group calls, except `expects`, `note` and `part`. Not thread-safe."""
 
@@ -132,14 +115,12 @@ class Check:
         self._snapshot: Snapshot | None = None
         self._op: Relaunched | None = None
         self._is_compared = False
-        """Whether the state as it is was compared."""
         self._words = np.empty(9, np.uint64)
         self._hash_s = self._launch_s = 0.0
         """Seconds that the newest snapshot took; `_launch_s`: launching its comparison."""
         self._exchange_s = 0.0
         """Seconds that comparisons take beyond their snapshots, smoothed."""
         self._since: tuple[float, int] | None = None
-        """Time and revision of the last comparison."""
         self.failure: DivergenceError | None = None
 
     def restart(self, communicator: Communicator) -> None:
@@ -203,8 +184,7 @@ class Check:
             self._account(snapshot, is_new)
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
-        """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves with a DivergenceError, and
-        the others go on. Otherwise as `land`."""
+        """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves. Otherwise as `land`."""
         self.note(make)
         self.launch()
         former_s = self._exchange_s
@@ -224,8 +204,7 @@ class Check:
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
         """Compare what is not compared yet, with the peers that do so too or come to the next step with a snapshot.
 
-        Has no effect after a failure, or in the middle of a step. Raises DivergenceError, on all of them; PCCLError:
-        TIMEOUT where a peer has not come within `limit_s`.
+        Raises DivergenceError, on all of them; PCCLError TIMEOUT where a peer has not come within `limit_s`.
         """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return
@@ -271,86 +250,47 @@ class Check:
         step_s = max((now_s - since[0]) / (revision - since[1]), 1e-9)
         return min(max(1, math.ceil((self._hash_s + self._exchange_s) / (COST_SHARE * step_s))), INTERVAL_MAX)
 
-    # The account.
-
     def _account(self, snapshot: Snapshot, is_new: bool) -> None:
+        """Gather all digests, and raise DivergenceError with the peers and tensors that differ."""
         names = [*snapshot.digests]
-        head = blake3.blake3(repr(names).encode()).digest() + bytes([is_new])
-        content = np.frombuffer(head + b"".join(snapshot.digests.values()), np.uint8)
+        digests = [blake3.blake3(repr(names).encode()).digest(), *snapshot.digests.values()]
+        content = np.frombuffer(bytes([is_new]) + b"".join(digests), np.uint8)
         padded = np.zeros(self._largest(content.size, snapshot.revision), np.uint8)
         padded[: content.size] = content
-        gathered = self._gather(padded, snapshot.revision)
-        rows = [_row(peer, data, head) for peer, data in gathered.items()]
-        seniors = [row for row in rows if not row.is_new] or rows
-        if len({(row.names_digest, row.digests) for row in rows}) < 2:
+        gathered, _ = gather_among_all(self.communicator, padded, self._account_tag, snapshot.revision)
+        states = {peer: row[1:].tobytes() for peer, row in gathered.items()}
+        if len(set(states.values())) < 2:
             return  # the peers that differed have been lost
-        votes = Counter((row.names_digest, row.digests) for row in seniors)
-        most = max(votes.values())
-        right = next(row for row in seniors if votes[row.names_digest, row.digests] == most)
-        wrong = [row for row in rows if (row.names_digest, row.digests) != (right.names_digest, right.digests)]
-        found = self._differing(names, right, wrong)
-        details = self._details(snapshot, found, right, wrong)
-        own = self.communicator.membership.peers[self.communicator.membership.rank]
-        others = [row.peer for row in rows if row not in wrong]
-        error = DivergenceError(
-            _text(snapshot.revision, own, others, [row.peer for row in wrong], found, details),
-            snapshot.revision,
-            tuple(row.peer for row in wrong),
-            tuple(found),
-        )
-        if all(row.is_new for row in wrong) and len(seniors) < len(rows) and not is_new:
+        newcomers = {peer for peer, row in gathered.items() if row[0]}
+        seniors = [peer for peer in states if peer not in newcomers] or [*states]
+        right = Counter(states[peer] for peer in seniors).most_common(1)[0][0]
+        wrong = [peer for peer, state in states.items() if state != right]
+        found = _differing(names, right, [states[peer] for peer in wrong])
+        others = [peer for peer in states if peer not in wrong]
+        text = _text(snapshot.revision, own_number(self.communicator), others, wrong, found)
+        error = DivergenceError(text, snapshot.revision, tuple(wrong), tuple(found))
+        if newcomers >= {*wrong} and len(seniors) < len(states) and not is_new:
             logger.warning("newcomers leave that could not be brought up: %s", error)
             return
         self.failure = error
         raise error
-
-    @staticmethod
-    def _differing(names: list[str], right: _Row, wrong: list[_Row]) -> list[str]:
-        if any(row.names_digest != right.names_digest for row in wrong):
-            return ["which tensors and objects there are"]
-        return [name for i, name in enumerate(names) if any(row.digests[i] != right.digests[i] for row in wrong)]
-
-    def _details(
-        self, snapshot: Snapshot, names: list[str], right: _Row, wrong: list[_Row]
-    ) -> dict[str, codec.Difference]:
-        """Gather the first object that differs from all peers, and return the first place where it does."""
-        name = next((name for name in names if name in snapshot.objects), None)
-        if name is None:
-            return {}
-        own = np.frombuffer(snapshot.objects[name], np.uint8)
-        size = self._largest(own.size, snapshot.revision)
-        if size > OBJECT_BYTES_SHOWN:
-            return {}
-        padded = np.zeros(8 + size, np.uint8)
-        padded[:8] = np.array([own.size], "<u8").view(np.uint8)
-        padded[8 : 8 + own.size] = own
-        gathered = self._gather(padded, snapshot.revision)
-        i = list(snapshot.digests).index(name)
-        other = next(row for row in wrong if row.digests[i] != right.digests[i])
-        if right.peer not in gathered or other.peer not in gathered:
-            return {}  # lost since
-        states = []
-        for peer in (other.peer, right.peer):
-            data = gathered[peer].tobytes()
-            states.append(codec.decode(data[8 : 8 + int.from_bytes(data[:8], "little")]))
-        found = codec.first_difference(*states)
-        return {name: found} if found is not None else {}
 
     def _largest(self, size: int, step: int) -> int:
         sizes = np.array([size])
         reduce_among_all(self.communicator, sizes, ReduceOp.MAX, self._account_tag, step)
         return int(sizes[0])
 
-    def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
-        """Gather a row of bytes from each peer, by peer."""
-        return gather_among_all(self.communicator, row, self._account_tag, step)[0]
 
-
-def _row(peer: int, data: NDArray[np.uint8], head: bytes) -> _Row:
-    content = data.tobytes()
-    names, rest = content[:DIGEST_BYTES], content[len(head) :]
-    digests = tuple(rest[first : first + DIGEST_BYTES] for first in range(0, len(rest), DIGEST_BYTES))
-    return _Row(peer, bool(content[DIGEST_BYTES]), names, digests)
+def _differing(names: list[str], right: bytes, wrong: list[bytes]) -> list[str]:
+    """Return the names of the digests that differ; each state begins with the digest of its names."""
+    places = [slice(first, first + DIGEST_BYTES) for first in range(0, (len(names) + 1) * DIGEST_BYTES, DIGEST_BYTES)]
+    if any(state[places[0]] != right[places[0]] for state in wrong):
+        return ["which tensors and objects there are"]
+    return [
+        name
+        for name, place in zip(names, places[1:], strict=True)
+        if any(state[place] != right[place] for state in wrong)
+    ]
 
 
 def _text(
@@ -359,13 +299,12 @@ def _text(
     others: list[int],
     wrong: list[int],
     names: list[str],
-    details: Mapping[str, codec.Difference],
 ) -> str:
     def listed(peers: list[int]) -> str:
         noun = "peer" if len(peers) == 1 else "peers"
         return f"{noun} " + ", ".join(f"{peer} (this one)" if peer == own else str(peer) for peer in peers)
 
-    shown = [f"{name}{details[name]}" if name in details else name for name in names[:NAMES_SHOWN]]
+    shown = names[:NAMES_SHOWN]
     if len(names) > NAMES_SHOWN:
         shown.append(f"{len(names) - NAMES_SHOWN} more")
     verb = "differs" if len(wrong) == 1 else "differ"

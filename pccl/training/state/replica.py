@@ -3,22 +3,24 @@
 Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
 between such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon
 as one parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
+
+The threads of torch's pool have the floating-point environment of the thread that made them. `default_torch_arithmetic`
+probes them by a product whose digits depend on the environment; where one is wrong, the caller computes alone.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pccl._floating_point import default_environment
-from pccl.training.state.tensor_file import arrays_of
-from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -26,8 +28,10 @@ def is_distributed(tensor: Any) -> bool:
 
 
 def local_shard(tensor: Any) -> Any:
-    """Return this rank's part of a distributed tensor, sharing its memory, without gradient history; others as they
-    are. Raises ValueError: it holds partial sums."""
+    """Return this rank's part of a distributed tensor, sharing its memory, without gradient history.
+
+    Other tensors are returned as they are. Raises ValueError: it holds partial sums.
+    """
     if not is_distributed(tensor):
         return tensor.detach()
     if any(placement.is_partial() for placement in tensor.placements):
@@ -36,8 +40,7 @@ def local_shard(tensor: Any) -> Any:
 
 
 def describe(tensor: Any) -> str:
-    """Return where the shard is among those of the site: equal for the same rank of another site. Empty without
-    shards."""
+    """Return the place of a shard in its site, the same at all sites; empty without shards."""
     if not is_distributed(tensor):
         return ""
     mesh = tensor.device_mesh
@@ -45,12 +48,10 @@ def describe(tensor: Any) -> str:
 
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
-"""A flat, contiguous array of float32 or float64."""
 
 
 def replica_of(model: Any) -> Replica:
-    """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError: it cannot be
-    trained."""
+    """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return TorchReplica(torch, model)
@@ -87,7 +88,6 @@ class ArrayPart:
         self.count = sum(array.size for array in arrays)
 
     def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
-        """Return each array with its part of `vector`, in the same shape."""
         ends = np.cumsum([array.size for array in self._arrays])
         return [
             (array, vector[end - array.size : end].reshape(array.shape))
@@ -139,9 +139,6 @@ class ArrayReplica(ArrayPart):
     def holds(self, parameter: Any) -> bool:
         return any(parameter is array for array in self._arrays)
 
-    def unpack(self, data: bytes) -> Any:
-        return arrays_of(data)
-
 
 class TorchPart:
     """Rows of a module's parameters, on any device; of distributed ones, of this rank's shards."""
@@ -158,7 +155,6 @@ class TorchPart:
         return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
 
     def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
-        """Return each piece's values with its part of `vector`, in the same shape, sharing their memory."""
         parts = self._torch.from_numpy(vector).split(self._sizes)
         return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
 
@@ -214,9 +210,53 @@ class TorchReplica(TorchPart):
     def holds(self, parameter: Any) -> bool:
         return any(parameter is held for held, _ in self._pieces)
 
-    def unpack(self, data: bytes) -> Any:
-        return self._torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
 
 Part: TypeAlias = ArrayPart | TorchPart
 Replica: TypeAlias = ArrayReplica | TorchReplica
+
+
+GRAIN = 1 << 15
+"""Elements that are worth a thread to torch (at::internal::GRAIN_SIZE)."""
+FACTORS = np.array(
+    [
+        (2.0**-126, 0.5),  # a result that is subnormal
+        (2.0**-130, 2.0**10),  # an operand that is
+        (1 + 2.0**-12 + 2.0**-23, 1 + 2.0**-12 + 2.0**-23),  # to be rounded up
+        (-1 - 2.0**-23, 1 + 2.0**-23),  # not to be rounded down
+        (1 + 2.0**-23, 1 + 2.0**-23),  # not to be rounded up
+    ],
+    np.float32,
+)
+
+
+@contextmanager
+def default_torch_arithmetic(torch: Any) -> Iterator[None]:
+    """Compute in the default floating-point environment within the block, also on torch's threads."""
+    with default_environment():
+        threads = torch.get_num_threads()
+        if threads == 1 or _is_default_on_all(torch, threads):
+            yield
+            return
+        try:
+            torch.set_num_threads(1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _is_default_on_all(torch: Any, threads: int) -> bool:
+    if not torch.backends.openmp.is_available():
+        return False  # it is not known which threads take which part
+    with torch.no_grad():
+        left, right, product = (torch.from_numpy(each) for each in _probe(threads))
+        torch.mul(left, right, out=product)
+    rows = product.numpy().reshape(-1, GRAIN)[:, : len(FACTORS)]
+    expected = FACTORS[:, 0] * FACTORS[:, 1]
+    return bool((rows.view(np.uint32) == expected.view(np.uint32)).all())
+
+
+@lru_cache(maxsize=2)
+def _probe(threads: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    operands = np.ones((2, threads, GRAIN), np.float32)
+    operands[:, :, : len(FACTORS)] = FACTORS.T[:, None, :]
+    return operands[0].reshape(-1), operands[1].reshape(-1), np.empty(threads * GRAIN, np.float32)

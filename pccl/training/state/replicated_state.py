@@ -1,18 +1,13 @@
 """The replicated state: what all peers of a training object have in common, and how newcomers get it.
 
-After each step:
-
-1. Everything that decides the next step is the same bytes on all peers: parameters, buffers that are not local, shared
-   optimizer state, `param_groups`, and each object in `shared`. Digests are compared while the run goes on, at
-   admissions and at its end (`pccl.training.state.digests`); `DivergenceError` names peers and what differs.
+1. After each step everything that decides the next one is the same bytes on all peers: parameters, buffers that are not
+   local, shared optimizer state, `param_groups`, and each object in `shared`. Digests are compared during the run, at
+   admissions and at its end (`pccl.training.state.digests`).
 2. Newcomers get tensors by the synchronization of the shared state, then objects, encoded
-   (`pccl.training.state.codec`), from the peer accepted first of those under way, with *late* optimizer state: what an
-   optimizer has come to hold since the training object was made (`pccl.training.state.torch_state`).
+   (`pccl.training.state.codec`), from the peer accepted first of those under way, with late optimizer state
+   (`pccl.training.state.torch_state`). A newcomer that differs all the same leaves, and the others go on.
 3. Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then
    step a scheduler, a newcomer that comes out of `join` does not.
-4. Buffers are averaged, taken from the first peer, or local (`pccl.training.state.buffers`).
-5. Shared objects that listen to steps, such as a sampler, are notified of each, in the order of their names.
-6. A newcomer that differs all the same leaves, and the others go on.
 """
 
 from __future__ import annotations
@@ -52,7 +47,6 @@ TAGS = 1 << 62
 """The first tag of replicated states. Each tag of a training object has 8 of them."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
-OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
 HEADER_BYTES = 8
 """The length of the objects in what is sent, little-endian."""
@@ -82,7 +76,6 @@ class ParamGroups:
         return [[names.get(id(each), "unknown") for each in group["params"]] for group in self._groups]
 
     def _add_groups(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add the groups that are missing here, and return the hyperparameters."""
         assert self._parameters is not None
         for number, (values, own) in enumerate(zip(state, self._names(), strict=False)):
             if values["params"] != own:
@@ -178,8 +171,7 @@ class ReplicatedState:
         self._encoded()  # raises
 
     def infos(self) -> list[TensorInfo]:
-        """Return the tensors for the shared state: common buffers, and an empty one named by what peers must have
-        alike."""
+        """Return the shared state: common buffers, and an empty tensor named by what peers must have alike."""
         rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
         names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
         options = f"replicated state: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
@@ -203,8 +195,10 @@ class ReplicatedState:
 
     @contextmanager
     def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
-        """Load what `state_dict` gave, then the rest of a checkpoint in the block; where that fails, objects get back
-        what they had. Raises CheckpointError. Not a group call."""
+        """Load what `state_dict` gave, then a checkpoint's rest in the block; undo if that fails.
+
+        Raises CheckpointError.
+        """
         taken = [name for name in self._shared if name in state]
         former = {name: codec.encode(self._objects[name].state_dict()) for name in taken}
         try:
@@ -238,8 +232,6 @@ class ReplicatedState:
             each.check_step()
 
     def claim(self, in_flight: int = 0) -> None:
-        """`in_flight` averages are in flight now. Raises RuntimeError as `check_step`, PCCLError for anything but
-        losses."""
         for each in self._listeners:
             each.claim(self._communicator, _tag(self._tag, FOLLOW), in_flight)
 
@@ -292,8 +284,7 @@ class ReplicatedState:
         self._check.check(lambda: self.snapshot(revision))
 
     def part(self, revision: int) -> None:
-        """Compare what the last step has left, with the peers that end within `PARTING_S`. Raises DivergenceError. Not
-        a group call."""
+        """Compare what the last step has left, with the peers that end within `PARTING_S`. Raises DivergenceError."""
         if not self._check.has_snapshot and self._own_version() != self._version_at_end:
             logger.info("written after the last step, revision %d is not compared with the others'", revision)
             return
@@ -316,12 +307,15 @@ class ReplicatedState:
         """Return the digest of the state, in hexadecimal. Not a group call."""
         return self.snapshot(revision).digest().hex()
 
-    # Around an admission: see `pccl.training.group.membership.AdmittedState`.
+    # Around an admission.
 
     def before_admission(self, revision: int) -> None:
+        """Check the state on all peers under way."""
         self.check(revision)
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
+        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
+        that all have; `is_new`: it has joined others that were under way."""
         if world_size < 2:
             self._regroup()
             self._check.come_soon(revision)
@@ -365,8 +359,7 @@ class ReplicatedState:
     def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
         """Replace all peers' objects by those of the first accepted source; other sources keep their own, equal ones.
 
-        Raises PCCLError, where this peer lacks the objects: NO_SHARED_STATE_AVAILABLE: all sources are lost;
-        INVALID_ARGUMENT: they are too large.
+        Raises PCCLError, where this peer lacks the objects: all sources are lost, or they are too large.
         """
         if not self._objects:
             return
@@ -384,13 +377,6 @@ class ReplicatedState:
                     "join",
                     "all peers that had the run's schedulers and the like were lost before sending them: join again",
                 )
-            if size > OBJECTS_BYTES_MAX:
-                text = f"objects and late optimizer state of {size} bytes are too large to be sent"
-                if has_them:
-                    logger.warning("newcomers leave: %s", text)
-                    return
-                text += f" (at most {OBJECTS_BYTES_MAX}): begin with the optimizer's state as it is to be later"
-                raise PCCLError(Result.INVALID_ARGUMENT, "join", text)
             # The maximum of the source's bytes and of the other peers' zeros is these bytes.
             data = np.zeros(HEADER_BYTES + size, np.uint8)
             if source == -number:

@@ -1,28 +1,32 @@
-"""Named tensors in one file that is there whole or not at all, in the safetensors format (or `.npz`).
+"""Named tensors in one file, whole or absent, in the safetensors format.
 
 A safetensors file is the length of a header in 8 bytes, the header as JSON (name, dtype, shape and place of each
-tensor; text metadata), and the tensors' bytes. It is written here and not by its library, because a checkpoint must be
-flushed to the disk without Python's lock, fail with the OSError of what failed, and hold bfloat16 without torch.
+tensor; text metadata), and the tensors' bytes. This module writes it without the safetensors library, so that files are
+flushed without Python's lock, errors are OSErrors, and bfloat16 needs no torch.
 
 1. A file under its name is whole: it is written under a temporary name, flushed (fsync) and renamed, and the folder is
    flushed.
 2. Damage is found: the metadata hold the BLAKE3 digest of all other bytes of the file.
-3. Temporary files are locked (flock) by their writer; the next save into the folder deletes unlocked ones.
+3. Writers lock their temporary files (flock); the next save into the folder deletes unlocked ones.
+
+`split` takes a state apart into named tensors, which can be copied into existing memory and read by any tool, and the
+rest; `join` is the inverse. A tensor's name is its path, `inner/state/0/exp_avg`; the rest has None there. Of a
+distributed tensor (DTensor) this rank's shard is stored, with its place.
 """
 
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import math
 import os
 import re
 import secrets
-import zipfile
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,27 +34,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-TRIES = 20
-
-
-def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an `.npz` by name. Raises what NumPy and zipfile raise. Thread-safe.
-
-    NumPy parses an array's header as Python, where CPython 3.11 and 3.12 count the depth of all threads together
-    (https://github.com/python/cpython/issues/106905) and sometimes refuse sound text: it is tried again.
-    """
-    for _ in range(TRIES):
-        try:
-            return _arrays_of(content)
-        except SystemError:
-            pass
-    return _arrays_of(content)
-
-
-def _arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return dict(archive)
-
+from pccl.training.state.replica import describe, is_distributed, local_shard
 
 Bytes = NDArray[np.uint8]
 
@@ -77,7 +61,6 @@ HEADER_BYTES_MAX = 1 << 30
 CHUNK_BYTES = 1 << 24
 NO_DIGEST = "0" * 64
 DIGEST = "blake3"
-HEADER = "header"
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pccl-tmp")
 
 
@@ -106,48 +89,25 @@ class Contents:
 
 def write(path: Path, contents: Contents) -> None:
     """Replace `path` atomically. Raises OSError; the former file is still there then."""
-    _atomically(path, lambda file: (_write_npz if path.suffix == ".npz" else _write_safetensors)(file, contents))
+    _atomically(path, lambda file: _write_safetensors(file, contents))
 
 
 def read(path: Path) -> Contents:
     """Raises OSError; CheckpointError: the file is damaged or of another kind."""
     with _opened(path) as file:
-        return _read_npz(file, path) if _is_zip(file, path) else _read_safetensors(file, path)
+        return _read_safetensors(file, path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata without reading the tensors or verifying the digest. Raises as `read`."""
     with _opened(path) as file:
-        return _read_npz(file, path).metadata if _is_zip(file, path) else _metadata(_header(file, path), path)
+        return _metadata(_header(file, path), path)
 
 
 def _opened(path: Path) -> BinaryIO:
     if path.is_dir():
-        raise CheckpointError(
-            f"{path} is a folder, though its name ends as that of a file does: give the file in it, or a folder of "
-            "another name"
-        )
+        raise CheckpointError(f"{path} is a folder; give the file in it, or a folder with another suffix")
     return path.open("rb")
-
-
-def _is_zip(file: BinaryIO, path: Path) -> bool:
-    """Whether it may be an npz. Raises CheckpointError: torch.save has written it."""
-    begin = file.read(2)
-    file.seek(0)
-    is_of_torch = begin == b"\x80\x02"  # torch.save before 1.6, and any pickle
-    if begin == b"PK":
-        try:
-            with zipfile.ZipFile(file) as archive:
-                is_of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-        except Exception:  # it raises what comes
-            pass
-        file.seek(0)
-    if is_of_torch:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it is what torch.save writes; read it by torch.load, give the "
-            "model and the optimizer what it has of them by their load_state_dict, and join after that"
-        )
-    return begin == b"PK"
 
 
 def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
@@ -184,7 +144,6 @@ def make_folder(path: Path) -> None:
 
 
 def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
-    """Return a locked file of this process alone."""
     while True:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
@@ -241,37 +200,23 @@ def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
 
 def _header(file: BinaryIO, path: Path) -> bytes:
     size = int.from_bytes(file.read(8), "little")
-    if size > HEADER_BYTES_MAX:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it begins neither as a safetensors file nor as an npz; give what "
-            "save() wrote"
-        )
+    if not 0 < size <= HEADER_BYTES_MAX:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: it has no safetensors header")
     header = file.read(size)
-    if len(header) < size or not size:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it ends within the header of a safetensors file, after "
-            f"{8 + len(header)} bytes; take another checkpoint, or delete this one"
-        )
+    if len(header) < size:
+        raise CheckpointError(f"{path} is damaged: it ends within its header; load another checkpoint")
     return header
 
 
 def _metadata(header: bytes, path: Path) -> dict[str, str]:
     try:
-        read = json.loads(header)
-        if not isinstance(read, dict) or not isinstance(read.get("__metadata__", {}), dict):
-            raise TypeError("it is not a header of a safetensors file")
-        if DIGEST not in read.get("__metadata__", {}):
-            raise ValueError(
-                "it is a safetensors file of another program; read it by safetensors.torch.load_file, give the model "
-                "what it has by load_state_dict, and join after that"
-            )
-        found = read["__metadata__"]
+        found = json.loads(header)["__metadata__"]
         if not isinstance(found[DIGEST], str):
-            raise TypeError("its digest is not text")
+            raise TypeError("the digest is not text")
         return {str(key): str(value) for key, value in found.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: pccl.training does not write such a header ({error})"
+            f"{path} is damaged or not a checkpoint of pccl.training: its header lacks {error}"
         ) from None
 
 
@@ -283,15 +228,7 @@ def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
     hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
     hasher.update(data.data)
     if hasher.hexdigest() != digest:
-        what = f"the digest of its contents is {hasher.hexdigest()}, not {digest}, as it says"
-        try:
-            tensors = [spec for name, spec in json.loads(header).items() if name != "__metadata__"]
-            size = max((int(spec["data_offsets"][1]) for spec in tensors), default=0)
-            if data.size < size:
-                what = f"it is cut off, {size - data.size} bytes before its end"
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):  # it may be damaged, too
-            pass
-        raise CheckpointError(f"{path} is damaged: {what}; take another checkpoint, or delete this one")
+        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
     return Contents(metadata, _entries(json.loads(header), data, path))
 
 
@@ -312,49 +249,172 @@ def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, En
     return entries
 
 
-def _write_npz(file: BinaryIO, contents: Contents) -> None:
-    dtypes = {name: entry.dtype for name, entry in contents.entries.items()}
-    header = {"metadata": contents.metadata, "dtypes": dtypes, DIGEST: _npz_digest(contents)}
-    arrays: dict[str, Any] = {name: entry.array() for name, entry in contents.entries.items()}
-    np.savez(file, allow_pickle=False, **{HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays})
-
-
-def _npz_digest(contents: Contents) -> str:
-    """Return the digest of an archive, whose CRC-32s do not cover damaged sizes."""
-    entries = sorted(contents.entries.items())
-    facts = [sorted(contents.metadata.items()), [(name, entry.dtype, entry.shape) for name, entry in entries]]
-    hasher = blake3.blake3(json.dumps(facts).encode())
-    for _, entry in entries:
-        hasher.update(entry.data.data)
-    return hasher.hexdigest()
-
-
-def _read_npz(file: BinaryIO, path: Path) -> Contents:
-    """An archive without a header comes back without metadata."""
-    content = file.read()
-    try:
-        arrays = arrays_of(content)
-        header = json.loads(arrays.pop(HEADER).tobytes()) if HEADER in arrays else None
-        dtypes = header["dtypes"] if header is not None else {}
-        entries = {name: _entry(array, dtypes.get(name)) for name, array in arrays.items()}
-        contents = Contents(header["metadata"] if header is not None else {}, entries)
-        if header is not None and _npz_digest(contents) != header[DIGEST]:
-            raise ValueError("the digest of its contents is not the one that it says")
-    except Exception as error:  # zipfile and NumPy raise what comes, and it is the contents' fault
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from error
-    return contents
-
-
-def _entry(array: NDArray[Any], dtype: str | None) -> Entry:
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    if dtype is None:
-        dtype = dtype_name(array.dtype)
-        if dtype is None:
-            raise ValueError(f"it has an array of {array.dtype}")
-    return Entry(dtype, array.shape, array.reshape(-1).view(np.uint8))
-
-
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
     """Return safetensors' name of a NumPy type, or None."""
     little = dtype.newbyteorder("<").str
     return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)
+
+
+TORCH_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "bool": "BOOL",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- ]+")
+"""Keys that no other kind of key looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The place of a tensor in a distributed one."""
+
+    place: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A state in two parts."""
+
+    rest: Any
+    tensors: dict[str, Any] = field(default_factory=dict)
+    """NumPy arrays and dense torch tensors on any device; they share the state's memory."""
+    shards: dict[str, Shard] = field(default_factory=dict)
+
+
+def split(state: Any) -> Parts:
+    """Raises ValueError: two keys have the same name, or a distributed tensor has partial sums."""
+    parts = Parts(None)
+    return Parts(_split(state, "", parts), parts.tensors, parts.shards)
+
+
+def _split(value: Any, path: str, parts: Parts) -> Any:
+    if _is_tensor(value):
+        if path in parts.tensors:
+            raise ValueError(f"the state has two tensors {path!r}; its keys must differ as text")
+        if is_distributed(value):
+            parts.shards[path] = Shard(describe(value).strip(), tuple(value.shape), tuple(value.stride()))
+            value = local_shard(value)
+        parts.tensors[path] = value
+        return None
+    if isinstance(value, Counter):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _split(item, _below(path, key), parts) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_split(item, _below(path, i), parts) for i, item in enumerate(value))
+    return value
+
+
+def join(parts: Parts, shard: Any = None) -> Any:
+    """Return the state. `shard(tensor, Shard)` makes the distributed tensor of this rank's part."""
+
+    def joined(value: Any, path: str) -> Any:
+        if value is None and path in parts.tensors:
+            tensor = parts.tensors[path]
+            return shard(tensor, parts.shards[path]) if path in parts.shards else tensor
+        if isinstance(value, Counter):
+            return value
+        if isinstance(value, dict):
+            return {key: joined(item, _below(path, key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(joined(item, _below(path, i)) for i, item in enumerate(value))
+        return value
+
+    return joined(parts.rest, "")
+
+
+def _below(path: str, key: Any) -> str:
+    text = key if isinstance(key, str) and VERBATIM.fullmatch(key) else repr(key)
+    return f"{path}/{text}" if path else text
+
+
+def _is_tensor(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return dtype_name(value.dtype) is not None
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return False
+    return _torch_name(value) is not None and value.layout is torch.strided and not value.is_meta
+
+
+def _torch_name(tensor: Any) -> str | None:
+    return TORCH_NAMES.get(str(tensor.dtype).removeprefix("torch."))
+
+
+class HostMemory:
+    """Copies of tensors in host memory that is allocated once for each name, dtype and shape."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def copies(self, tensors: Mapping[str, Any]) -> dict[str, Entry]:
+        """Return complete copies, valid until the next call."""
+        held, self._held = self._held, {}
+        devices = set()
+        entries = {}
+        for name, tensor in tensors.items():
+            host = held.get(name)
+            if isinstance(tensor, np.ndarray):
+                dtype = tensor.dtype.newbyteorder("<")
+                if not isinstance(host, np.ndarray) or (host.dtype, host.shape) != (dtype, tensor.shape):
+                    host = np.empty(tensor.shape, dtype)
+                host[...] = tensor
+            else:
+                if (
+                    isinstance(host, np.ndarray)
+                    or host is None
+                    or (host.dtype, host.shape) != (tensor.dtype, tensor.shape)
+                ):
+                    torch = sys.modules["torch"]
+                    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+                host.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+            self._held[name] = host
+            entries[name] = entry_of(host)
+        for device in devices:
+            sys.modules["torch"].cuda.synchronize(device)
+        return entries
+
+
+def entry_of(tensor: Any) -> Entry:
+    """Return the entry of a tensor, without a copy where it is in host memory in C order."""
+    if isinstance(tensor, np.ndarray):
+        array = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).reshape(tensor.shape)
+        name = dtype_name(array.dtype)
+        assert name is not None, "split left it in the rest"
+        return Entry(name, array.shape, array.reshape(-1).view(np.uint8))
+    name = _torch_name(tensor)
+    assert name is not None, "split left it in the rest"
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    flat = plain.reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return Entry(name, tuple(tensor.shape), flat)
+
+
+def tensor_of(entry: Entry, is_torch: bool) -> Any:
+    """Return the tensor of an entry, sharing its memory. Raises KeyError: it is torch's, which was not imported."""
+    if not is_torch:
+        return entry.array()
+    torch = sys.modules["torch"]
+    dtype = getattr(torch, next(name for name, code in TORCH_NAMES.items() if code == entry.dtype))
+    if not entry.data.size:
+        return torch.empty(entry.shape, dtype=dtype)
+    aligned = (
+        entry.data if entry.data.ctypes.data % np.dtype(NUMPY_DTYPES[entry.dtype]).itemsize == 0 else entry.data.copy()
+    )
+    return torch.from_numpy(aligned).view(dtype).view(entry.shape)

@@ -1,11 +1,10 @@
 """The state of a torch module and its optimizer: taken, written in place, and made before the first step.
 
-Tensors keep their place in memory, where hooks, buckets and shared states refer to them. What replaces them, as
-`module.to()` or `optimizer.load_state_dict()` may, would leave peers with stale values, so *held tensors*, those that
-were there when training began, are checked before each step.
+Tensors keep their place in memory, where hooks, buckets and shared states refer to them. *Held tensors*, those that
+were there when training began, are checked before each step: `module.to()` and the like may have replaced them.
 
-*Late state* is what the optimizer has come to hold since, as after momentum was switched on or a group was added, and
-what cannot exist before a first step: the momentum of SGD with dampening. It is sent as an object.
+*Late state* is what the optimizer has come to hold since, and what cannot exist before a first step: the momentum of
+SGD with dampening. It is sent as an object.
 
 *Fresh state* is what an optimizer makes in its first step. A step with gradients and learning rate of zero makes the
 tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. Of other optimizers
@@ -20,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pccl.training.state.replica import describe, is_distributed, local_shard
-from pccl.training.state.tensor_file import CheckpointError
-from pccl.training.state.tensor_tree import Shard
+from pccl.training.state.tensor_file import CheckpointError, Shard
 
 
 def buffers_of(model: Any) -> dict[str, Any]:
@@ -37,12 +35,17 @@ def layout_of(tensors: Mapping[str, Any]) -> str:
     )
 
 
+def optimized(optimizer: Any) -> list[Any]:
+    """Return the parameters of the optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
     """Return the tensors in the state of `optimizer`, named `optimizer 0 exp_avg` after the parameter's number."""
     torch = sys.modules["torch"]
     return {
         f"optimizer {number} {name}": value
-        for number, parameter in enumerate(_parameters(optimizer))
+        for number, parameter in enumerate(optimized(optimizer))
         for name, value in sorted(optimizer.state.get(parameter, {}).items())
         if isinstance(value, torch.Tensor)
     }
@@ -82,10 +85,7 @@ def class_of(optimizer: Any) -> str:
 
 
 def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load what `optimizer.state_dict()` gave: tensors that are here are written, others come or go.
-
-    Raises CheckpointError: it has another number of parameters.
-    """
+    """Load what `optimizer.state_dict()` gave, in place where it can. Raises CheckpointError: other parameters."""
     torch = sys.modules["torch"]
     groups = state["param_groups"]
     counts = [[len(group["params"]) for group in each] for each in (groups, optimizer.param_groups)]
@@ -93,7 +93,7 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the optimizer has groups of {counts[0]} parameters in the checkpoint, {counts[1]} here")
     numbers = [number for group in groups for number in group["params"]]
     saved = {index: state["state"].get(number, {}) for index, number in enumerate(numbers)}
-    parameters = _parameters(optimizer)
+    parameters = optimized(optimizer)
     values = {
         f"optimizer {index} {name}": value
         for index, entries in saved.items()
@@ -124,15 +124,8 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
                 own[name] = value
 
 
-def _parameters(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
-    """Return the distributed tensor that `tensor` is this rank's part of, on the mesh of a parameter placed alike.
-
-    Raises CheckpointError: there is none.
-    """
+    """Return the distributed tensor of this rank's part, on a parameter's mesh. Raises CheckpointError: none fits."""
     for parameter in model.parameters() if hasattr(model, "parameters") else ():
         if is_distributed(parameter) and describe(parameter).strip() == shard.place:
             return type(parameter.data).from_local(
@@ -144,11 +137,6 @@ def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
                 stride=shard.stride,
             )
     raise CheckpointError(f"it has a tensor in shards, {shard.place}; no parameter of this model is placed so")
-
-
-def optimized(optimizer: Any) -> list[Any]:
-    """Return the parameters of the optimizer, in the order of its groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
@@ -188,7 +176,6 @@ class HeldTensors:
         states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
         self._states = [(parameter, key, tensor) for _, parameter, key, tensor in states]
         self.tensors: dict[str, Any] = {name: tensor for name, _, tensor in parameters}
-        """The tensors by name, without empty ones."""
         self.tensors |= {name: tensor for name, _, _, tensor in states}
 
         self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
@@ -229,10 +216,9 @@ class HeldTensors:
         return state_is_loaded
 
     def take_back(self) -> None:
-        """Copy what `optimizer.load_state_dict` has loaded into the held tensors, and use these; what it lacked becomes
-        zero.
+        """Copy what `optimizer.load_state_dict` has loaded into the held tensors; what it lacked becomes zero.
 
-        Raises ValueError: shapes differ.
+        Raises ValueError.
         """
         torch = sys.modules["torch"]
         for parameter, key, tensor in self._states:
@@ -277,10 +263,7 @@ class LateState:
 
 
 def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Make the optimizer's state of those `parameters` that have none. Parameters and hyperparameters stay.
-
-    Raises TypeError: it needs a closure; ValueError: its state cannot be made this way.
-    """
+    """Make the optimizer's state of those `parameters` that have none. Raises TypeError, ValueError: it cannot."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
     late = begin_absent(optimizer)
@@ -315,7 +298,6 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 
 def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> None:
-    """Set the state that the step has made to its values before a first step."""
     made = {id(parameter) for parameter in fresh}
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     with torch.no_grad():
@@ -335,7 +317,6 @@ def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> N
 
 
 def _initial(optim: Any, optimizer: Any, key: str, rate: Any) -> float:
-    """Return the value that a tensor of the state begins with."""
     if isinstance(optimizer, optim.NAdam) and key == "mu_product":
         return 1.0
     if isinstance(optimizer, optim.ASGD) and key in ("mu", "eta"):

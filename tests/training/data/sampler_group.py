@@ -1,4 +1,4 @@
-"""A group of samplers in one thread, whose members are killed at any moment of a step, beside a naive account."""
+"""Samplers of a group in one thread, with kills at any moment of a step, and a naive model of what is used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Member:
         """Trained on since the last claim."""
 
     def train(self, batches: int) -> None:
-        """Train on so many batches, or fewer where the epoch ends."""
+        """Train on `batches`, or fewer where the epoch ends."""
         source = self.sampler.track(self.loader) if self.loader is not None else iter(self.sampler)
         for _, batch in zip(range(batches), source, strict=False):
             self.samples += batch
@@ -76,7 +76,7 @@ class Group:
         self.steps = 0
 
     def admit(self, count: int) -> None:
-        """Admit members with nothing on its way. Newcomers take up the state as it travels."""
+        """Admit members while no average is in flight. Newcomers load the encoded state."""
         assert self.flights == 0
         data = codec.encode(self.members[0].sampler.state_dict()) if self.members else None
         for _ in range(count):
@@ -111,7 +111,7 @@ class Group:
             member.train(self.quota if self.quota is not None else self.choice.randint(0, 9))
             member.claim()
         self._kill(deaths)
-        # Of a fixed number nobody is told; and whoever has told is in the claim, also if it is lost next.
+        # Fixed amounts are not gathered; a peer that has sent its amount is in the claim, even if it is lost next.
         amounts = {member.number: member.sampler.drawn for member in self.members}
         if self.quota is not None:
             amounts = {member.number: member.block for member in self.members[0].sampler._ledger.members}

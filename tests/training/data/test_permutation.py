@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,24 +27,3 @@ def test_orders_of_other_seeds_and_epochs_are_others() -> None:
     for i, order in enumerate(orders):
         for other in orders[:i]:
             assert np.count_nonzero(order == other) < 20  # one in the mean
-
-
-def test_places_and_numbers_are_independent() -> None:
-    """Chi-squared over a grid of 32 x 32 cells, in the mean of many orders as in random ones."""
-    size, cells = 1 << 13, 32
-    places = np.arange(size)
-    found = []
-    for epoch in range(40):
-        numbers = Permutation(size - 5, 3, epoch)(places[: size - 5])
-        grid = np.histogram2d(places[: size - 5], numbers, bins=cells)[0]
-        expected = (size - 5) / cells**2
-        found.append(float(((grid - expected) ** 2 / expected).sum()))
-    degrees = (cells - 1) ** 2
-    assert abs(np.mean(found) - degrees) < 5 * np.sqrt(2 * degrees / len(found))
-    assert max(found) < degrees + 6 * np.sqrt(2 * degrees)
-
-
-@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
-def test_invalid_sizes(size: int) -> None:
-    with pytest.raises(ValueError, match=f"size {size}: must be from 1"):
-        Permutation(size, 0, 0)

@@ -1,4 +1,4 @@
-"""When positions are dealt anew, and what becomes of claims as a state is loaded."""
+"""Reassignment of positions, and claims when a state is loaded."""
 
 from __future__ import annotations
 

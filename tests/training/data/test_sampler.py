@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl import MasterNode
 from pccl.training import AsyncDiLoCo, DiLoCo, ElasticSampler
-from tests.support.cluster import Background, run_of, together
+from tests.support.cluster import Background, together
 from tests.training.data.sampler_peers import SIZE, SamplerPeer, audited
 from tests.training.peers import Kind, assert_parity
 from tests.training.spsa.spsa_peers import SPSAPeer
@@ -91,40 +90,6 @@ def test_spsa_directions_get_own_samples(master: MasterNode, tmp_path: Path) -> 
     assert (found.epochs, found.peers, found.given_up, found.again) == (2, 3, 3, 3)
 
 
-def test_custom_loop(master: MasterNode, tmp_path: Path) -> None:
-    with run_of(3) as cluster:
-        samplers = [ElasticSampler(SIZE, batch_size=4, log=tmp_path / f"{i}.jsonl") for i in range(3)]
-
-        def run(peer: Communicator, i: int) -> None:
-            sampler = samplers[i]
-            sampler.regroup(peer)
-            while sampler.epoch < 2:
-                total = np.zeros(SIZE, np.int64)
-                np.add.at(total, next(sampler.batches()), 1)
-                sampler.claim(peer)
-                while peer.world_size > 1:
-                    try:
-                        info = peer.all_reduce(total, op=ReduceOp.SUM)
-                    except PCCLError as error:
-                        if error.result is not Result.RANK_CONNECTION_LOST:
-                            raise
-                        continue
-                    assert info.membership is not None
-                    sampler.commit(info.membership.peers)
-                    break
-                if i == 2 and sampler.epoch == 1:
-                    next(sampler.batches())
-                    peer.close()
-                    break
-
-        cluster.each(run)
-        del cluster.peers[2]
-    for sampler in samplers:
-        sampler.close_log()
-    found = audited(tmp_path)
-    assert (found.epochs, found.peers, found.given_up, found.again) == (2, 3, 4, 4)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_holds_the_position(master: MasterNode, kind: Kind, tmp_path: Path) -> None:
     (peer,) = cluster_of(master, 1, kind, tmp_path, True)
@@ -154,15 +119,3 @@ def test_newcomer_with_other_dataset_leaves(master: MasterNode, tmp_path: Path) 
         thread.result()
     together([peer.close for peer in peers])
     assert audited(tmp_path).epochs >= 3
-
-
-def test_newcomer_with_other_samples_per_step_leaves(master: MasterNode, tmp_path: Path) -> None:
-    peers = cluster_of(master, 2, DiLoCo, tmp_path, True)
-    threads = [Background(partial(peer.run, epochs(6))) for peer in peers]
-    stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path)
-    with pytest.raises(ValueError, match=r"of the peers \[.*\] only \[.*\] have samples_per_step: give it on all"):
-        stranger.enter()
-    for thread in threads:
-        thread.result()
-    together([peer.close for peer in peers])
-    assert audited(tmp_path).epochs >= 6

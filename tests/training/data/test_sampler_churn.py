@@ -43,5 +43,5 @@ def churned(master: MasterNode, kind: str, folder: Path, is_enough: Callable[[in
 @pytest.mark.parametrize("kind", ["sampler", pytest.param("sampler async fixed", marks=pytest.mark.slow)])
 def test_kills_use_each_sample_once(master: MasterNode, kind: str, tmp_path: Path) -> None:
     found = churned(master, kind, tmp_path, lambda kills: kills == 3)
-    assert found.peers >= 4  # who was killed at once has taken part in nothing
+    assert found.peers >= 4  # a peer killed at once took part in no step
     assert found.steps > 3  # at least one after each kill

@@ -26,7 +26,7 @@ def hooked_cluster(master: MasterNode, hooks: list[tuple[Any, Any]], **options: 
 
 
 def expected(count: int, steps: int) -> Any:
-    """The parameters after these steps of so many peers."""
+    """The parameters after these steps of `count` peers."""
     module = new_module()
     optimizer = new_optimizer(module)
     for step in range(steps):

@@ -15,7 +15,7 @@ from tests.training.peers import assert_parity
 torch = pytest.importorskip("torch")
 
 OVERFLOWS = (3, 9, 15)
-"""Revisions at which one peer's loss is infinite."""
+"""Revisions with an infinite loss on one peer."""
 DEATHS = ("after backward", "after synchronize", "after clipping")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import DDP, CheckpointError, DiLoCo
-from tests.support.cluster import Background, outcomes, refusal, results, together
-from tests.training.test_ddp_torch import loss, new_module, parameters
+from tests.support.cluster import Background, outcomes, results, together
+from tests.training.test_ddp_torch import loss, new_module
 
 torch = pytest.importorskip("torch")
 
@@ -96,31 +95,6 @@ def test_newcomers_get_late_state(
     together([peer.communicator.close for peer in peers])
 
 
-def test_newcomer_leaves_if_late_state_is_too_large(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = [Peer(master.address, number, dampened) for number in range(2)]
-    together([partial(peer.enter, 2) for peer in peers])
-    together([partial(peer.run, 2) for peer in peers])
-    monkeypatch.setattr("pccl.training.state.replicated_state.OBJECTS_BYTES_MAX", 600)
-    is_over = threading.Event()
-
-    def is_told(peer: Peer) -> bool:
-        if is_over.is_set() and not told:
-            told.append(peer.ddp.revision + 3)  # a number that both have yet to come to
-        return bool(told) and peer.ddp.revision >= told[0]
-
-    told: list[int] = []
-    threads = [Background(partial(peer.run, is_told)) for peer in peers]
-    error = refusal(Peer(master.address, 2, dampened).enter)
-    is_over.set()
-    assert error.result is Result.INVALID_ARGUMENT
-    assert "are too large to be sent (at most 600)" in str(error)
-    for thread in threads:
-        thread.result()
-    assert {peers[0].digests[revision] == peers[1].digests[revision] for revision in peers[0].digests} == {True}
-    assert peers[0].worlds[-1] == 2
-    together([peer.communicator.close for peer in peers])
-
-
 @pytest.mark.parametrize(("new_optimizer", "change"), [CASES[0], CASES[2]], ids=["momentum", "dampening"])
 def test_late_state_in_checkpoints(
     tmp_path: Path, new_optimizer: Callable[[Any], Any], change: Callable[[Peer], None]
@@ -137,18 +111,6 @@ def test_late_state_in_checkpoints(
         digests.append(peer.enter().run(5).digests)
         peer.communicator.close()
     assert digests[0][5] == digests[1][5]
-
-
-def test_sgd_with_dampening(master: MasterNode) -> None:
-    peer = Peer(master.address, 0, dampened).enter().run(3)
-    alone = new_module()
-    optimizer = dampened(alone)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss(alone, 0, step).backward()
-        optimizer.step()
-    assert torch.equal(parameters(alone), parameters(peer.module))
-    peer.communicator.close()
 
 
 def adam(module: Any) -> Any:

@@ -62,15 +62,6 @@ def test_weights_of_unequal_batches(master: MasterNode, scale: float, bucket_byt
     close(peers)
 
 
-def test_varying_weights_do_not_overflow(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
-    for weight in (1.0, 1e300, 1e-300, 5.0):
-        together([partial(train, peer, 1, weight) for peer in peers])
-    assert_parity(peers)
-    torch.testing.assert_close(parameters(peers[0].module), reference(4, (8, 8)), rtol=1e-4, atol=1e-5)
-    close(peers)
-
-
 def test_weighted_accumulation_and_clipping(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
 
@@ -117,20 +108,6 @@ def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
     sent = [step.tx_bytes for step in peers[0].steps]
     assert sent[0] < sent[4] * 1.5 < sent[1]
     close(peers)
-
-
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
-def test_invalid_weights_are_refused(master: MasterNode, weight: float) -> None:
-    (peer,) = cluster_of(master, 1)
-    mean_loss(peer.module, batch(0, 0, 8)).backward()
-    for call in (peer.ddp.step, peer.ddp.synchronize):
-        with pytest.raises(ValueError, match="must be finite and at least 0"):
-            call(weight=weight)
-    peer.ddp.synchronize(weight=3)
-    with pytest.raises(ValueError, match=r"have been averaged with weight 3; give it to ddp\.synchronize\(\)"):
-        peer.ddp.step(weight=4)
-    assert peer.ddp.step(weight=3).revision == 1
-    close([peer])
 
 
 def test_hook_and_weights_are_refused(master: MasterNode) -> None:

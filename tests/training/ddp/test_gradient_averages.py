@@ -16,7 +16,7 @@ from pccl.training.group.relaunch import Outcome
 from tests.support.cluster import Cluster, together
 
 STALE = 1e6
-"""What a buffer holds that nobody has filled."""
+"""The content of an unfilled buffer."""
 TAG = 10
 
 
@@ -134,7 +134,7 @@ def test_unused_parameter_counts_as_zero(master: MasterNode) -> None:
 
 def test_newcomer_after_weighted_steps(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(averages: GradientAverages, number: int, i: int, _: int) -> None:
-        averages.buckets[number].take(i)  # and have nothing called by torch at the end of the backward pass
+        averages.buckets[number].take(i)  # without torch's callback at the end of the backward pass
 
     monkeypatch.setattr(GradientAverages, "take", take)
     sides = sides_of(master)

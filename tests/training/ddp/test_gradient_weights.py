@@ -1,4 +1,4 @@
-"""Weighted averages of gradients, settled without a network: which form peers launch them, and who is in which."""
+"""Weighted averages of gradients, settled without a network: the form that peers launch, and the peers in each."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError
@@ -20,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 
 class Trained:
-    """A peer whose loop knows of nothing but an optimizer."""
+    """A peer with an ordinary optimizer loop."""
 
     def __init__(self, address: str, number: int, kind: Any = DiLoCo, peers_min: int = 2, **options: Any) -> None:
         self.number = number
@@ -222,34 +221,6 @@ def test_closures(alone: Any) -> None:
     assert alone.optimizer.revision == 2
 
 
-def test_newcomer_drops_stale_gradients(master: MasterNode) -> None:
-    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS)
-    peer.train(2)
-    newcomer = Trained(master.address, 1, peers_min=1, inner_steps=INNER_STEPS)
-    seen: dict[str, Any] = {}
-
-    def enter() -> None:
-        newcomer.module(torch.ones(4, 6)).pow(2).mean().backward()
-        newcomer.optimizer.step()
-        seen["made"] = newcomer.optimizer.inner_steps_made
-        seen["model"] = parameters(newcomer.module).clone()
-        seen["outer"] = newcomer.optimizer.diloco.outer_parameters.copy()
-        seen["gradients"] = [each.grad for each in newcomer.module.parameters()]
-        newcomer.train(2)
-
-    def run() -> None:
-        while not any(step.admitted for step in peer.steps):
-            peer.train()
-        peer.train(2)
-
-    together([enter, run])
-    assert seen["made"] == 0
-    assert seen["gradients"] == [None] * 4
-    np.testing.assert_array_equal(seen["model"].numpy(), seen["outer"])
-    assert peer.digest == newcomer.digest
-    close([peer, newcomer])
-
-
 def test_resume_from_state_dict(tmp_path: Path) -> None:
     def run_of(master: MasterNode, steps: int, start: Sequence[Any] = ()) -> list[Trained]:
         peers = cluster_of(master)
@@ -328,50 +299,3 @@ def test_unaveraged_parameters_are_refused(master: MasterNode) -> None:
         optimizer.add_param_group({"params": stranger.parameters()})
     optimizer.add_param_group({"params": list(module[2].parameters()), "lr": 0.2})
     assert [group["lr"] for group in inner.param_groups] == [0.1, 0.2]
-
-
-class Counter:
-    """An object that peers share."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int], /) -> None:
-        self.count = state["count"]
-
-
-def test_state_dict_has_shared_objects(master: MasterNode, tmp_path: Path) -> None:
-    def new(**shared: Counter) -> Any:
-        return Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared=shared)
-
-    saved = new(counter=Counter(7))
-    torch.save(saved.optimizer.state_dict(), tmp_path / "optimizer.pt")
-    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
-    counter = Counter()
-    new(counter=counter).optimizer.load_state_dict(state)
-    assert counter.count == 7
-    other = new(counter=counter, clock=Counter())
-    with pytest.raises(ValueError, match=r"it lacks 'clock', which is shared here; give the same shared="):
-        other.optimizer.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"it has 'counter', which is not shared here"):
-        new().optimizer.load_state_dict(state)
-    del state["diloco"]["shared"]  # as of a former version
-    counter.count = 3
-    new(counter=counter).optimizer.load_state_dict(state)
-    assert counter.count == 3
-
-
-def test_shared_state_is_not_loaded_during_a_run(master: MasterNode) -> None:
-    counter = Counter(1)
-    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared={"counter": counter})
-    peer.train(1)
-    state = peer.optimizer.state_dict()
-    peer.optimizer.load_state_dict(state)
-    counter.count = 2
-    with pytest.raises(ValueError, match="load it before the first step"):
-        peer.optimizer.load_state_dict(state)
-    assert counter.count == 2
-    peer.close()

@@ -11,8 +11,8 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.diloco.diloco import UNKNOWN_S, InnerSteps
-from tests.support.cluster import Background, together
+from pccl.training.diloco.diloco import InnerSteps
+from tests.support.cluster import together
 from tests.training.peers import Kind, Peer, assert_parity, cluster_of, new_model, refused_while_others_train, train
 
 BASE = 50
@@ -78,53 +78,6 @@ def test_speed_changes_are_followed(master: MasterNode) -> None:
     close(cluster)
 
 
-def test_at_least_one_inner_step(master: MasterNode) -> None:
-    cluster = timed_cluster(master, [0.001, 10.0])
-    together([partial(each.run, 3) for each in cluster])
-    assert cluster[1].made == [BASE, 1, 1]
-    close(cluster)
-
-
-def test_newcomers_make_the_configured_number(master: MasterNode) -> None:
-    cluster = timed_cluster(master, [0.1, 0.5])
-    together([partial(each.run, 2) for each in cluster])
-    newcomer = Peer(master.address, 2, inner_steps=BASE, steps="by speed")
-    joined = threading.Event()
-
-    def run(each: Timed) -> None:
-        while not any(step.admitted for step in each.peer.steps):
-            each.run(1)
-        each.run(2)
-
-    def enter() -> Timed:
-        newcomer.enter()
-        joined.set()
-        timed = Timed(newcomer, 0.2)
-        timed.run(2)
-        return timed
-
-    threads = [Background(partial(run, each)) for each in cluster]
-    late: Any = Background(enter).result()
-    for thread in threads:
-        thread.result()
-    assert late.made == [BASE, 25]
-    assert cluster[1].made[-2:] == [10, 10]
-    assert_parity([each.peer for each in [*cluster, late]])
-    close([*cluster, late])
-
-
-def test_reported_inner_steps_count(master: MasterNode) -> None:
-    peer = Peer(master.address, 0, inner_steps=BASE, steps="by speed").enter()
-    timed = Timed(peer, 1.0)
-    timed.clock.now_s = 6.0
-    peer.diloco.outer_step(inner_steps=3)
-    assert peer.diloco._inner_steps.seconds == 2.0
-    timed.clock.now_s = 7.0
-    peer.diloco.outer_step(inner_steps=0)  # nothing is measured by no steps
-    assert peer.diloco._inner_steps.seconds == 2.0
-    peer.close()
-
-
 def test_inner_steps_rule(master: MasterNode) -> None:
     error = refused_while_others_train(
         master,
@@ -136,18 +89,16 @@ def test_inner_steps_rule(master: MasterNode) -> None:
 
 def test_site_ranks_make_the_least_number() -> None:
     wanted = [37, 12, 50]
-    barrier, votes = threading.Barrier(3), [True] * 3
+    barrier, texts = threading.Barrier(3), [""] * 3
 
     class Ranks:
         def __init__(self, rank: int) -> None:
             self.rank = rank
 
-        def agree(self, flag: bool) -> bool:
-            votes[self.rank] = flag
+        def gather(self, text: str) -> list[str]:
+            texts[self.rank] = text
             barrier.wait(10)
-            result = all(votes)
-            barrier.wait(10)
-            return result
+            return list(texts)
 
     def adapt(rank: int) -> int:
         site: Any = Ranks(rank)
@@ -156,16 +107,6 @@ def test_site_ranks_make_the_least_number() -> None:
         return pace.count
 
     assert together([partial(adapt, rank) for rank in range(3)]) == [12] * 3
-
-
-def test_unmeasured_speed_keeps_the_number() -> None:
-    pace = InnerSteps(BASE, None)
-    pace.adapt([UNKNOWN_S, UNKNOWN_S], UNKNOWN_S)
-    assert pace.count == BASE
-    pace.adapt([UNKNOWN_S, 0.1], UNKNOWN_S)
-    assert pace.count == BASE
-    pace.adapt([UNKNOWN_S, 0.1], 0.1)
-    assert pace.count == BASE
 
 
 @pytest.mark.parametrize(("option", "value"), [("inner_steps", 0), ("steps", "by size")])

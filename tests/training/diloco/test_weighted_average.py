@@ -1,8 +1,7 @@
-"""Averages in which peers count by weights: the same bytes on all, whatever is lost on the way."""
+"""Weighted averages: the same bytes on all peers, through losses."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from pccl import DataType, MasterNode, QuantizationAlgorithm, QuantizationOptions, Result
-from pccl.training import AsyncDiLoCo, OuterNesterov
+from pccl.training import OuterNesterov
 from pccl.training.diloco.weighted_average import NotedAverage
 from tests.support.cluster import outcomes, results, together
 from tests.training.peers import SHAPES, Peer, Reference, assert_close, assert_parity, cluster_of, train
@@ -57,72 +56,9 @@ def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
     assert peers[0].diloco.digest() == peers[1].diloco.digest()
     assert all(np.isfinite(array).all() for array in peers[1].model.values())
     before = {name: array.copy() for name, array in peers[0].model.items()}
-    together([partial(steps, peer, 1, 0.0) for peer in peers])  # nobody has done anything
+    together([partial(steps, peer, 1, 0.0) for peer in peers])  # all weights are 0
     assert_close(peers[0].model, before)
     close(peers)
-
-
-def test_weighted_mean_alone(master: MasterNode) -> None:
-    outer = OuterNesterov(1.0, 0.0)
-    peer = Peer(master.address, 2, outer=outer).enter()
-    steps(peer, 2, 7.0)
-    assert_close(peer.model, Reference(outer).run([2], 2))
-    peer.close()
-
-
-def test_fragments_sum_their_weights(master: MasterNode) -> None:
-    peers = cluster_of(master, 2, partial(AsyncDiLoCo, fragments=2))
-    seen: list[list[float | None]] = [[], []]
-    for peer, weights in zip(peers, seen, strict=True):
-        launch = peer.diloco._launch_average
-
-        def record(gradient: Any, weight: float | None, launch: Any = launch, weights: Any = weights) -> Any:
-            weights.append(weight)
-            return launch(gradient, weight)
-
-        peer.diloco._launch_average = record  # type: ignore[method-assign]
-
-    def run(peer: Peer) -> None:
-        for number in range(4):
-            train(peer.model, peer.number)
-            peer.diloco.outer_step(weight=10.0**number)
-
-    together([partial(run, peer) for peer in peers])
-    assert seen == [[1, 11, 110, 1100]] * 2
-    close(peers)
-
-
-def test_failed_call_keeps_weights(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = Peer(master.address, 1, partial(AsyncDiLoCo, fragments=2)).enter()  # type: ignore[arg-type]
-    launch, claim = peer.diloco._launch_average, peer.diloco._replicated.claim
-    seen: list[float | None] = []
-
-    def record(gradient: Any, weight: float | None) -> Any:
-        seen.append(weight)
-        return launch(gradient, weight)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no samples were drawn for this step")
-
-    peer.diloco._launch_average = record  # type: ignore[method-assign]
-    for weight in (1.0, 10.0, 100.0):
-        train(peer.model, peer.number)
-        monkeypatch.setattr(peer.diloco._replicated, "claim", fail)
-        with pytest.raises(RuntimeError, match="no samples were drawn"):
-            peer.diloco.outer_step(weight=weight)
-        monkeypatch.setattr(peer.diloco._replicated, "claim", claim)
-        peer.diloco.outer_step(weight=weight)
-    assert seen == [1, 11, 110]
-    peer.close()
-
-
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
-def test_invalid_weights_are_refused(master: MasterNode, weight: float) -> None:
-    peer = Peer(master.address, 1).enter()
-    with pytest.raises(ValueError, match="must be finite and at least 0"):
-        peer.diloco.outer_step(weight=weight)
-    assert peer.step().revision == 1
-    peer.close()
 
 
 def test_weights_on_some_peers_are_refused(master: MasterNode) -> None:
@@ -190,3 +126,11 @@ def test_loss_between_sum_and_notes(sums: list[int], notes: list[int], left: int
     np.testing.assert_array_equal(vector, np.full(4, mean, np.float32))
     assert not communicator.sums
     assert not communicator.notes
+
+
+def test_weighted_mean_alone(master: MasterNode) -> None:
+    outer = OuterNesterov(1.0, 0.0)
+    peer = Peer(master.address, 2, outer=outer).enter()
+    steps(peer, 2, 7.0)
+    assert_close(peer.model, Reference(outer).run([2], 2))
+    peer.close()

@@ -1,4 +1,4 @@
-"""Training where an op is given up: all launch it again, or, where its outcome is unknown, nobody goes on from it."""
+"""Aborted ops in training: all peers launch them again; an unknown outcome ends the run of this peer."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def test_unknown_outcome_requires_rejoin(cluster: Cluster) -> None:
         if refused:
             again = refusal(partial(membership.require_step, "step"))
             assert again.result is Result.INVALID_USAGE
-            assert "the outcome of a former call is unknown" in str(again)
+            assert "has an unknown outcome" in str(again)
         else:
             membership.require_step("step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,22 +20,21 @@ Kind = type[DiLoCo] | type[AsyncDiLoCo]
 
 
 class Inner:
-    """The network of a site: votes, and inner steps that need all ranks."""
+    """The network of a site: gathered texts, and inner steps that need all ranks."""
 
     def __init__(self, ranks: int) -> None:
-        self._votes: list[bool] = []
-        self._result = False
+        self._texts: dict[int, str] = {}
         self.barrier = threading.Barrier(ranks)
 
-    def agree(self, flag: bool) -> bool:
-        self._votes.append(flag)
-        if self.barrier.wait(WAIT_S) == 0:
-            self._result = all(self._votes)
-            self._votes.clear()
-        self.barrier.wait(WAIT_S)
-        result = self._result
-        self.barrier.wait(WAIT_S)
-        return result
+    def of_rank(self, rank: int) -> Callable[[str], list[str]]:
+        def gather(text: str) -> list[str]:
+            self._texts[rank] = text
+            self.barrier.wait(WAIT_S)
+            texts = [self._texts[rank] for rank in sorted(self._texts)]
+            self.barrier.wait(WAIT_S)
+            return texts
+
+        return gather
 
 
 class Rank:
@@ -43,7 +43,7 @@ class Rank:
     def __init__(self, master: MasterNode, number: int, rank: int, inner: Inner, name: str, ranks: int) -> None:
         self.number = number
         self.inner = inner
-        self.site = Site(name, rank, ranks, inner.agree)
+        self.site = Site(name, rank, ranks, inner.of_rank(rank))
         self.model = {"shard": np.full(3 + rank, float(rank))}
         self.communicator = self.site.communicator(master.address)
         self.diloco: Any = None
@@ -76,7 +76,7 @@ class SiteOfRanks:
         return [partial(getattr(rank, method), *args) for rank in self.ranks]
 
     def kill(self, rank: int = 0) -> None:
-        """End as a process dies: its connections break without a word, and its mates wait for it in vain."""
+        """End as a killed process does: its connections break, and its mates' barrier does too."""
         self.ranks[0].inner.barrier.abort()
         session = self.ranks[rank].communicator._inner._session
         assert session is not None
@@ -180,9 +180,9 @@ def test_peer_without_site_is_refused(master: MasterNode) -> None:
 def test_ranks_start_together(master: MasterNode) -> None:
     asked: list[bool] = []
 
-    def agree(flag: bool) -> bool:
-        asked.append(flag)
-        return flag and len(asked) != 2  # the grid is right for all; then one finds too few
+    def gather(text: str) -> list[str]:
+        asked.append(bool(text))
+        return [text, "" if len(asked) == 2 else "1"]  # the grid is right for all; then one finds too few
 
     def trained(site: Site) -> Communicator:
         communicator = site.communicator(master.address)
@@ -190,8 +190,8 @@ def test_ranks_start_together(master: MasterNode) -> None:
         DiLoCo(communicator, {"x": np.zeros(2)}, site=site).join(1)
         return communicator
 
-    waiting = Background(lambda: trained(Site("a", 0, 1, agree)))
+    waiting = Background(lambda: trained(Site("a", 0, 1, gather)))
     until(lambda: len(asked) == 2, "it finds one enough, and its mates do not")
-    other = Background(lambda: trained(Site("b", 0, 1, bool)))
+    other = Background(lambda: trained(Site("b", 0, 1, lambda text: [text])))
     together([waiting.result().close, other.result().close])
     assert asked == [True, True, True]

@@ -29,7 +29,7 @@ def test_invalid_weights_are_named(given: Any) -> None:
 
 def test_numbers_beyond_float_are_named() -> None:
     assert as_float("amount", -3) == -3.0
-    with pytest.raises(ValueError, match=r"^amount 1000.*: must be a number that a float can hold"):
+    with pytest.raises(ValueError, match=r"^amount of type int: must be a number that a float can hold"):
         as_float("amount", 10**400)
-    with pytest.raises(ValueError, match=r"^amount 'many': must be a number"):
+    with pytest.raises(ValueError, match=r"^amount of type str: must be a number"):
         as_float("amount", "many")

@@ -83,7 +83,7 @@ class SPSAPeer:
 
 
 def spsa_cluster(master: MasterNode, count: int, options: SPSAOptions = OPTIONS, **arguments: Any) -> list[SPSAPeer]:
-    """Return so many peers that have joined, numbered from 0."""
+    """Return `count` peers that have joined, numbered from 0."""
     peers = [SPSAPeer(master.address, number, options, **arguments) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers

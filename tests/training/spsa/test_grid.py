@@ -1,4 +1,4 @@
-"""Parameters on a grid: what is added can be taken away, whatever the order, and nobody ever disagrees."""
+"""Parameters on a grid: additions can be undone in any order, with the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.training.spsa.elements import Tensor
-from pccl.training.spsa.grid import UNITS_MAX, Grid
+from pccl.training.spsa.grid import UNITS_MAX, Grid, Tensor
 from pccl.training.spsa.spsa import MAGNITUDES, decode_gradient, encode_gradient
 
 EPSILON = 1e-3
@@ -123,7 +122,7 @@ def test_interrupted_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("pccl.training.spsa.elements.add_signs", interrupted)
+        patched.setattr("pccl.training.spsa.grid.add_signs", interrupted)
         with pytest.raises(KeyboardInterrupt):
             grid.displace(0, {0: 1})
     assert not grid.is_home

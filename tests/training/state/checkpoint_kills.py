@@ -1,4 +1,4 @@
-"""Saves checkpoints in child processes, each of which is killed before another call of C; says how many there were,
+"""Saves checkpoints in child processes, killed before one call of C after another; says how many there were,
 and how often the former or the new checkpoint was the newest then:
 `python -m tests.training.state.checkpoint_kills FOLDER`."""
 
@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
         kills += 1
         path = latest_checkpoint(folder)
         assert path is not None
-        loaded = checkpoint.load(path).snapshot
+        loaded = checkpoint.load(path)[1]
         weights = loaded.state["weights"]
         assert (weights == loaded.revision).all(), path
         assert loaded.revision in (kills - 1, kills), path

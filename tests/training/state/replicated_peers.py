@@ -70,7 +70,7 @@ class ReplicatedPeer:
         if self.kind == "spsa":
             with self.torch.no_grad():
                 step = self.training.step(lambda direction: float(self.loss(direction)))
-            self.optimizer.step()  # without gradients it moves nothing; the scheduler wants it
+            self.optimizer.step()  # for the scheduler; without gradients parameters stay
         elif self.kind == "ddp":
             self.loss().backward()
             self.training.synchronize()

@@ -3,7 +3,7 @@
     python -m tests.training.state.replicated_process KIND MASTER NUMBER STOP [END_S]
 
 Prints a line `revision epoch world digest` after each step, where the scheduler counts epochs. All end together once
-the file STOP is there. With END_S it kills itself so many seconds after it has been let in, as it joins.
+the file STOP is there. With END_S it kills itself that many seconds after it has been let in, as it joins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     while True:
         step = peer.step()
         say(peer, step.world_size)
-        # Who has just been admitted goes on with a step, and so must the others.
+        # A newcomer goes on with a step, and so must the others.
         if not step.admitted and is_agreed(peer.communicator, Path(stop_file).exists()):
             break
     peer.close()

@@ -1,4 +1,4 @@
-"""Training loops with nobody to talk to, at any revision, and the names of the files that they save."""
+"""Training loops without peers, at any revision, and the names of their checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def new(kind: Any = DiLoCo, **options: Any) -> Any:
 
 
 def at(revision: int, **options: Any) -> Any:
-    """A DiLoCo that is as after so many outer steps."""
+    """A DiLoCo in the state after `revision` outer steps."""
     diloco = new(**options)
     for array in diloco._model.values():
         array += np.float32(revision)

@@ -151,35 +151,6 @@ def ddp_of(module: Any) -> Any:
     return DDP(Communicator(NOWHERE), module, torch.optim.AdamW(module.parameters()))
 
 
-@pytest.mark.parametrize("make", [diloco_of, ddp_of])
-def test_buffers_are_saved_where_they_are(tmp_path: Path, make: Callable[[Any], Any]) -> None:
-    module, other = with_statistics(), with_statistics()
-    first = make(module)
-    module(torch.randn(16, 4))
-    first.save(tmp_path)
-    second = make(other)
-    places = [tensor.data_ptr() for tensor in other.buffers()]
-    second.load(tmp_path)
-    for ours, theirs in zip(other.buffers(), module.buffers(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert int(other[1].num_batches_tracked) == 1
-    assert [tensor.data_ptr() for tensor in other.buffers()] == places
-
-
-def test_different_shared_objects_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def made(*names: str) -> DiLoCo:
-        module = with_statistics()
-        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.AdamW(module.parameters()), 1)
-        return DiLoCo(Communicator(NOWHERE), module, shared=dict.fromkeys(names, schedule))
-
-    made("both", "old").save(tmp_path)
-    made("both", "new").load(tmp_path)
-    path = tmp_path / "step-000000000.safetensors"
-    assert f"'shared old' is not shared here: {path} has it" in caplog.text
-    assert f"'shared new' stays as it is: {path} lacks it" in caplog.text
-    assert "both" not in caplog.text
-
-
 def test_mismatched_checkpoint_changes_no_state(tmp_path: Path) -> None:
     first = diloco_of(with_statistics())
     first._state.revision = 3
@@ -197,30 +168,6 @@ def test_mismatched_checkpoint_changes_no_state(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tensor 'odd' is only here"):
         more.load(tmp_path)
     assert other.digest() == before
-
-
-def test_checkpoint_of_other_ddp_is_refused(tmp_path: Path) -> None:
-    ddp_of(with_statistics()).save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"another model: it has '1\.weight \(8,\) float32' where this one has"):
-        ddp_of(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))).load(tmp_path)
-    module = with_statistics()
-    sgd_instead = DDP(Communicator(NOWHERE), module, torch.optim.SGD(module.parameters(), momentum=0.9))
-    before = sgd_instead.digest()
-    with pytest.raises(CheckpointError, match=r"has the state of a .*\.AdamW; the optimizer here is a .*\.SGD"):
-        sgd_instead.load(tmp_path)
-    assert sgd_instead.digest() == before
-    with pytest.raises(CheckpointError, match="was saved by DDP; this is DiLoCo"):
-        diloco_of(with_statistics()).load(tmp_path)
-
-
-def test_torch_reads_the_file_with_the_safetensors_library(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch")
-    module = with_statistics().bfloat16()
-    ddp_of(module).save(tmp_path / "model.safetensors")
-    found = library.load_file(tmp_path / "model.safetensors")
-    for name, parameter in module.named_parameters():
-        assert found[f"parameters/{name}"].dtype == torch.bfloat16
-        assert torch.equal(found[f"parameters/{name}"], parameter)
 
 
 def test_every_dtype_round_trips(tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
-"""States in canonical bytes: what goes in comes out, equal ones are equal bytes, and differences are found."""
+"""States in canonical bytes: a round trip, and equal bytes for equal states."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter, OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.training.state.codec import decode, encode, first_difference
+from pccl.training.state.codec import decode, encode
 
 torch = pytest.importorskip("torch")
 
@@ -41,18 +40,13 @@ def kinds(state: Any) -> Any:
     return type(state)
 
 
+@settings(max_examples=30)
 @given(STATES)
 def test_codec_round_trip(state: Any) -> None:
     back = decode(encode(state))
     assert back == state
     assert kinds(back) == kinds(state)
     assert encode(back) == encode(state)
-    assert first_difference(back, state) is None
-
-
-@given(STATES, STATES)
-def test_first_difference(ours: Any, theirs: Any) -> None:
-    assert (first_difference(ours, theirs) is None) == (encode(ours) == encode(theirs))
 
 
 def test_encoding_ignores_mapping_order() -> None:
@@ -98,7 +92,7 @@ def test_torch_states_round_trip() -> None:
         state = stateful.state_dict()
         back = decode(encode(state))
         stateful.load_state_dict(back)
-        assert first_difference(stateful.state_dict(), state) is None
+        assert encode(stateful.state_dict()) == encode(state)
     milestones = decode(encode(schedulers[0].state_dict()))["milestones"]
     assert isinstance(milestones, Counter)
     assert milestones[3] == 0
@@ -134,15 +128,3 @@ def test_unknown_types_are_refused_with_path() -> None:
 def test_malformed_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(data)
-
-
-def test_difference_names_path_and_values() -> None:
-    ours = {"param_groups": [{"lr": 0.016, "betas": (0.9, 0.999)}], "step": 3}
-    theirs = {"param_groups": [{"lr": 0.0002, "betas": (0.9, 0.999)}], "step": 3}
-    found = first_difference(ours, theirs)
-    assert found is not None
-    assert (found.path, found.ours, found.theirs) == ("['param_groups'][0]['lr']", "0.016", "0.0002")
-    assert str(first_difference({"a": 1}, {})) == "['a']: 1 against nothing"
-    assert str(first_difference([1, 2], [1])) == "len(...): 2 against 1"
-    assert "shape (20,)" in str(first_difference({"m": torch.zeros(20)}, {"m": torch.ones(20)}))
-    assert first_difference(math.nan, math.nan) is None

@@ -1,4 +1,4 @@
-"""Comparing states of which nobody but a peer that leaves has a digest."""
+"""Comparing the last state, with a digest on the leaving peer alone."""
 
 from __future__ import annotations
 

@@ -109,21 +109,6 @@ def test_divergence_is_raised_on_all_peers(master: MasterNode, kind: str) -> Non
     close(peers)
 
 
-def test_divergence_shows_both_learning_rates(master: MasterNode) -> None:
-    peers = cluster_of(master, "ddp", 2)
-    together([partial(peer.run, 2) for peer in peers])
-    peers[1].optimizer.param_groups[0]["lr"] = 0.5
-
-    def fails(peer: ReplicatedPeer) -> str:
-        with pytest.raises(DivergenceError) as caught:
-            peer.run(9)
-        return str(caught.value)
-
-    for text in together([partial(fails, peer) for peer in peers]):
-        assert "param_groups[0]['lr']: " in text
-    close(peers)
-
-
 def test_newcomer_with_other_shared_objects_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, "ddp", 2)
     threads = [
