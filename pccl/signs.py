@@ -1,7 +1,7 @@
 """Random signs that are the same on every machine, from a seed, a step, a direction, a tensor and an element.
 
 Zeroth-order training with shared seeds (`pccl.training.SPSA`) perturbs and updates parameters with them. The generator
-is Philox4x32-10 (`native/src/signs.h`). The sign of element i of tensor t in direction d of step s is bit `i % 32` of
+is Philox4x32-10 (`native/src/signs.c`). The sign of element i of tensor t in direction d of step s is bit `i % 32` of
 word `i % 128 // 32` of the output for the counter (i // 128, t, s, d) with the seed as the key; 1 is minus.
 
 Sums are exact if all values are multiples of one power of two, the quantum, and within 2**24 quanta.

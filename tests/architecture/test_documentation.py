@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: messages on the wire, paths that texts name, blocks that CI runs."""
+"""The documentation agrees with the code: messages on the wire, named paths, blocks that CI runs; and is plain."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
+import pccl
 from pccl.protocol import messages as m
 from pccl.types import DataType, Result
+from tests.architecture import dialect
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,6 +27,8 @@ MADE = {"native/build"}
 """Paths that a build makes."""
 TYPED = {"script.py"}
 """Files that a reader makes."""
+DIALECT_MAX = 0.3
+"""Constructions per 1,000 words of all pages."""
 
 
 def _notation(of: Any) -> str:
@@ -65,11 +69,11 @@ def _schemas() -> Iterator[type[msgspec.Struct]]:
 
 
 @pytest.mark.parametrize("schema", [*_schemas()], ids=lambda schema: schema.__name__)
-def test_the_wire_format_has_each_message_as_it_is(schema: type[msgspec.Struct]) -> None:
+def test_wire_format_lists_each_message(schema: type[msgspec.Struct]) -> None:
     assert " ".join(_row(schema).split()) in WIRE
 
 
-def test_the_wire_format_has_the_numbers() -> None:
+def test_wire_format_lists_the_numbers() -> None:
     assert f"`PROTOCOL_VERSION` is {m.PROTOCOL_VERSION}" in WIRE
     frames = re.search(r"PCCL_FRAME_VERSION = (\d+)", (ROOT / "native/src/frame.h").read_text(encoding="utf-8"))
     assert frames
@@ -94,16 +98,25 @@ def _named_paths(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_path_that_a_text_names_is_there(page: Path) -> None:
+def test_named_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     missing = {
         path
         for path in _named_paths(text)
         if path not in MADE and not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
     }
-    assert not missing, f"{page.relative_to(ROOT)} names what is not there"
+    assert not missing, f"{page.relative_to(ROOT)} names missing paths"
 
 
-def test_every_block_says_whether_ci_runs_it() -> None:
+def test_every_block_has_a_ci_mark() -> None:
     check = runpy.run_path(str(ROOT / ".ci/readme_commands.py"))["check"]
     assert check(ROOT) == []
+
+
+@pytest.mark.parametrize("construction", dialect.CONSTRUCTIONS)
+def test_pages_are_in_plain_english(construction: str) -> None:
+    assert dialect.per_thousand(PAGES)[construction] <= DIALECT_MAX
+
+
+def test_changelog_has_the_version() -> None:
+    assert f"## {pccl.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -228,7 +228,7 @@ def add_torch_signs(
 
 
 def _philox(blocks: Any, tensor: int, step: int, direction: int, seed: int) -> list[Any]:
-    """Return four words of 32 bits for each block, as `native/src/signs.h` defines them."""
+    """Return four words of 32 bits for each block, as `native/src/signs.c` defines them."""
     c0, c1, c2, c3 = blocks, tensor, step, direction
     key0, key1 = seed & MASK, seed >> 32
     for _ in range(10):
