@@ -442,7 +442,7 @@ WRONG: list[tuple[Any, Any, dict[str, Any], str]] = [
         ones(),
         None,
         {"operand_descriptor": ReduceOperandDescriptor(DataType.DOUBLE)},
-        "operand_descriptor says DOUBLE but the arrays are FLOAT",
+        "operand_descriptor has datatype DOUBLE, but the arrays are FLOAT",
     ),
     (np.zeros(8, np.int32), None, {"quantization_options": QuantizationOptions()}, "only float tensors"),
 ]

@@ -235,7 +235,7 @@ def test_encryption_of_later_links(node: MasterNode) -> None:
 
 
 def test_encryption_without_x25519_is_refused(node: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "shared", nullcontext)
+    monkeypatch.setattr(handshake, "Exchange", nullcontext)
     cluster = Cluster(node.address, token=TOKEN, encrypt=True)
     cluster.join(1)
     connecting = Background(cluster.new().connect)

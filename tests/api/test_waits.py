@@ -191,11 +191,11 @@ def test_timeout_of_a_handle_names_tag_and_peers() -> None:
 SILENT = """
 import sys, threading
 import pccl
-from pccl.protocol import long_wait
+from pccl.protocol import wait_reasons
 from pccl.runtime.threads import portal, waking
 from pccl.status import run_status
 from pccl.training import DiLoCo
-long_wait.FIRST_S, waking.LOOK_S = 0.1, 0.02
+wait_reasons.FIRST_S, waking.LOOK_S = 0.1, 0.02
 {setup}
 with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):
     try:

@@ -152,7 +152,7 @@ def test_call_that_has_begun_cannot_be_cancelled(world: World) -> None:
     b = world.add()
     world.run()
     call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     world.cancel_group_call(a, call)
     world.run()
     assert a.call(call) is Result.SUCCESS

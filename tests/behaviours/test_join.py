@@ -56,7 +56,7 @@ def test_joiner_that_comes_during_a_change_waits_for_the_next_call(world: World)
     b = world.add()
     world.run()
     call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     c = world.add()
     world.run()
     assert a.call(call) is Result.SUCCESS

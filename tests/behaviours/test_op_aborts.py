@@ -7,7 +7,7 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.completion import pair_tag
 from pccl.protocol.messages import Kind
-from pccl.protocol.peer.ops import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
+from pccl.protocol.peer.ops import ABORTS_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
@@ -104,7 +104,7 @@ def test_groups_are_independent(world: World) -> None:
 def test_launch_during_a_change_waits_for_the_new_view(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.kill(c)
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     world.run_until(lambda: a.frozen)
     op = world.launch(a, TAG)
     assert op not in a.keys
@@ -213,24 +213,18 @@ def test_timeout_of_a_transfer_fails_both_ends_only(world: World) -> None:
     assert [a.result(other), b.result(others[0]), c.result(others[1])] == [Result.SUCCESS] * 3
 
 
-@pytest.mark.parametrize("given_up", [EARLY_KEPT_MAX, EARLY_KEPT_MAX + 1, pytest.param(2000, marks=pytest.mark.slow)])
-def test_repeated_timeouts_leave_no_state_behind(world: World, given_up: int) -> None:
-    """A few of them end the others' next calls, as those of all; more are none of theirs."""
+@pytest.mark.parametrize("given_up", [3, 20])
+def test_repeated_timeouts_end_later_calls_of_others(world: World, given_up: int) -> None:
     a, b, c = world.join(0, 0, 0)
     for _ in range(given_up):
         world.cancel(a, world.launch(a, TAG))
         while world.step():
             pass
-    few = given_up <= EARLY_KEPT_MAX
     for node in (b, c):
-        assert len(node.machine.ops.uses.aborts) == (given_up if few else 0)
+        assert len(node.machine.ops.uses.aborts) == given_up
         assert not node.machine.ops.uses.promises
         assert len(node.parked) <= 1, "what came after the last verdict"
         assert len(node.machine.ops.known_verdicts) <= ABORTS_KEPT_MAX
-    for _ in range(given_up if few else 0):
+    for _ in range(given_up):
         assert {world.reduce([node])[0] for node in (b, c)} == {Result.TIMEOUT}
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
-    world.cancel(a, world.launch(a, TAG))
-    while world.step():
-        pass
-    assert world.reduce([b]) == [Result.TIMEOUT], "it has made a call since, so they restart their count"

@@ -65,7 +65,7 @@ def test_newcomer_lost_while_it_is_admitted(world: World) -> None:
     c = world.add()
     world.run()
     calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     world.kill(c)
     world.run()
     assert [node.call(call) for node, call in zip((a, b), calls, strict=True)] == [Result.SUCCESS] * 2
@@ -78,7 +78,7 @@ def test_peer_lost_while_a_newcomer_is_admitted(world: World) -> None:
     c = world.add()
     world.run()
     calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     world.kill(a)
     world.run()
     assert b.call(calls[1]) is Result.SUCCESS

@@ -56,11 +56,11 @@ def stopped_after(blocks: int) -> Iterator[None]:
     """Stop the process (SIGSTOP) after this number of received blocks of shared state; never with 0."""
     landed = itertools.count(1)
 
-    def land(_: tensor_blocks.InPlace) -> None:
+    def commit(_: tensor_blocks.InPlace) -> None:
         if next(landed) == blocks:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with mock.patch.object(tensor_blocks.InPlace, "land", land):
+    with mock.patch.object(tensor_blocks.InPlace, "commit", commit):
         yield
 
 

@@ -181,7 +181,8 @@ class FastPath:
         if not tag.is_suited:
             return False
         thread = first_thread(op.shared_tag, tag.uses[0], threads) if threads > 1 else 0
-        op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
+        group = opening.start  # `start` has the ranks of a pair
+        op.epoch, op.ring, op.rank = group.epoch, group.ring, group.rank
         self._running[op.op] = op
         path, number = self._paths[thread], opening.numbers[thread]
         if waits:
