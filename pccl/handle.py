@@ -273,6 +273,7 @@ class Handle(Generic[Info]):
         return self._info_of(self._op, func_name)
 
 
+@outside_graphs
 class AsyncReduceHandle(Handle[ReduceInfo]):
     """An all_reduce in flight. See `Handle`."""
 
@@ -295,6 +296,7 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
             return False, error.result, None
 
 
+@outside_graphs
 class AsyncCollectiveHandle(Handle[CollectiveInfo]):
     """Another collective in flight. See `Handle`."""
 
