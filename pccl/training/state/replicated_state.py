@@ -46,7 +46,7 @@ class StepListener(Protocol):
 TAGS = 1 << 62
 """The first tag of replicated states. Each tag of a training object has 8 of them."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
-NOBODY = -(2**62)
+NO_SOURCE = -(2**62)
 LATE = "late optimizer state"
 HEADER_BYTES = 8
 """The length of the objects in what is sent, little-endian."""
@@ -366,12 +366,12 @@ class ReplicatedState:
         own = codec.encode(self._encoded())
         number = own_number(self._communicator)
         while True:
-            facts = np.array([-number, len(own)] if is_source else [NOBODY, 0], np.int64)
+            facts = np.array([-number, len(own)] if is_source else [NO_SOURCE, 0], np.int64)
             self._reduced(facts, revision)
             source, size = facts.tolist()
-            if source == NOBODY and has_them:
+            if source == NO_SOURCE and has_them:
                 return
-            if source == NOBODY:
+            if source == NO_SOURCE:
                 raise PCCLError(
                     Result.NO_SHARED_STATE_AVAILABLE,
                     "join",
