@@ -7,11 +7,11 @@
 Above each fenced block of shell or Python stands one of
 
     <!-- ci: NAME -->           CI runs it. Blocks of one name are the same text.
+    <!-- ci: NAME (4 copies) -->
     <!-- by hand: REASON -->    CI cannot: it takes a second host, root, torch, minutes ...
 
-A shell block is run as it stands. A Python block becomes a file that `pccl launch` starts twice. What a block takes for
-granted (a master that runs, a model) is in `.ci/snippets/NAME.sh.in` or `NAME.py.in`; the block is put where that file
-says `BLOCK`, as deep as that word stands. `# launch: 4` there starts four copies.
+A Python block is a whole program: `pccl launch` starts two copies of it, or the number given. A shell block runs as it
+stands, or at the place of the word `BLOCK` in `.ci/snippets/NAME.sh.in` (which starts a master, for example).
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
-    r"^(?: *<!-- (?P<kind>ci|by hand): (?P<text>[^\n]+?) -->\n+)?"
+    r"^(?: *<!-- (?P<kind>ci|by hand): (?P<text>[^\n]+?)(?: \((?P<copies>\d+) copies\))? -->\n+)?"
     r"^(?P<indent> *)```(?P<language>sh|python)\n(?P<body>.*?)^(?P=indent)```$",
     flags=re.MULTILINE | re.DOTALL,
 )
 PLACE = re.compile(r"^(?P<indent> *)BLOCK$", flags=re.MULTILINE)
-LAUNCH = re.compile(r"^# launch: (\d+)$", flags=re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Block:
     """It says whether CI runs it."""
     language: str
     body: str
+    copies: int = 2
 
 
 def blocks(root: Path) -> Iterator[Block]:
@@ -51,7 +51,7 @@ def blocks(root: Path) -> Iterator[Block]:
             line = text.count("\n", 0, found.start("language")) + 1
             name = found["text"] if found["kind"] == "ci" else ""
             where, body = f"{page.relative_to(root)}:{line}", textwrap.dedent(found["body"])
-            yield Block(where, name, bool(found["kind"]), found["language"], body)
+            yield Block(where, name, bool(found["kind"]), found["language"], body, int(found["copies"] or 2))
 
 
 def named(root: Path) -> dict[str, Block]:
@@ -65,18 +65,18 @@ def named(root: Path) -> dict[str, Block]:
 
 def script(root: Path, block: Block) -> str:
     """Shell commands that run a block."""
-    text = block.body
-    surroundings = root / ".ci" / "snippets" / f"{block.name}.{'py' if block.language == 'python' else 'sh'}.in"
-    copies = "2"
-    if surroundings.exists():
-        around = surroundings.read_text(encoding="utf-8")
-        copies = launch[1] if (launch := LAUNCH.search(around)) else copies
-        text = PLACE.sub(lambda place: textwrap.indent(text, place["indent"]).rstrip("\n"), around)
-    if block.language == "sh":
-        return text.rstrip("\n")
-    file = f"build/snippets/{block.name}.py"
-    write = f"mkdir -p build/snippets\ncat >{file} <<'END OF {block.name}'\n{text}END OF {block.name}\n"
-    return f"{write}.venv/bin/pccl launch -n {copies} --fail-fast {file}"
+    if block.language == "python":
+        file = f"build/snippets/{block.name}.py"
+        write = f"mkdir -p build/snippets\ncat >{file} <<'END OF {block.name}'\n{block.body}END OF {block.name}\n"
+        return (
+            f"{write}(cd build/snippets && ../../.venv/bin/pccl launch -n {block.copies} --fail-fast {block.name}.py)"
+        )
+    surroundings = root / ".ci" / "snippets" / f"{block.name}.sh.in"
+    if not surroundings.exists():
+        return block.body.rstrip("\n")
+    around = surroundings.read_text(encoding="utf-8")
+    text = PLACE.sub(lambda place: textwrap.indent(block.body, place["indent"]).rstrip("\n"), around)
+    return text.rstrip("\n")
 
 
 def check(root: Path) -> list[str]:
