@@ -64,7 +64,6 @@ class Hosting:
         self.host = host
         self._nodes: list[tuple[MasterNode, float]] = []
         """Masters, and the seconds that each continues after `retire`."""
-        self._retiring: dict[threading.Timer, MasterNode] = {}
         self._lock = threading.Lock()
 
     def start_master(self, founders: int, token: str) -> str:
@@ -86,16 +85,12 @@ class Hosting:
         """Stop the masters after some seconds; None: after their linger time."""
         with self._lock:
             nodes, self._nodes = self._nodes, []
-            for node, linger_s in nodes:
-                timer = threading.Timer(linger_s if after_s is None else after_s, self._stop_due)
-                timer.daemon = True
-                self._retiring[timer] = node
-                timer.start()
+        for node, linger_s in nodes:
+            timer = threading.Timer(linger_s if after_s is None else after_s, _stop, [node])
+            timer.daemon = True
+            timer.start()
 
-    def _stop_due(self) -> None:
-        timer = threading.current_thread()
-        assert isinstance(timer, threading.Timer)
-        with self._lock:
-            node = self._retiring.pop(timer)
-        with suppress(PCCLError):  # it stops later, or with the process
-            node.interrupt()
+
+def _stop(node: MasterNode) -> None:
+    with suppress(PCCLError):  # it stops later, or with the process
+        node.interrupt()

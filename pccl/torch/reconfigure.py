@@ -27,6 +27,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -35,7 +38,6 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 from torch.distributed import distributed_c10d as c10d
 
 from pccl.runtime.network import addresses
-from pccl.runtime.threads.waking import Latch
 from pccl.torch import bootstrap
 from pccl.torch.bootstrap import Meeting
 from pccl.torch.errors import Names
@@ -225,42 +227,31 @@ def _require_alive(handle: Handle) -> None:
 
 def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
     """Return `call()`, made in a thread: a store whose host is cut off may never answer. RendezvousError."""
-    done, lock = Latch(), threading.Lock()
-    found: list[Any] = []
-    is_abandoned = False
+    meeting: Future[Meeting] = Future()
 
     def run() -> None:
-        outcome: Any
         try:
-            outcome = call()
+            found = call()
         except BaseException as error:
-            outcome = error
-        with lock:
-            found.append(outcome)
-        done.set()
-        if is_abandoned:
-            leave()
-
-    def leave() -> None:
-        if isinstance(found[0], Meeting):
-            found[0].leave("reconfigure was interrupted there")
+            with suppress(InvalidStateError):
+                meeting.set_exception(error)
+            return
+        try:
+            meeting.set_result(found)
+        except InvalidStateError:  # the caller has gone on
+            found.leave("reconfigure was interrupted there")
 
     threading.Thread(target=run, name="pccl reconfigure", daemon=True).start()
     try:
-        done.wait(limit_s)
-    except BaseException:
-        with lock:
-            is_abandoned = True
-        if found:
-            leave()
+        return meeting.result(limit_s)
+    except BaseException as error:
+        if not meeting.cancel():
+            if meeting.exception() is None:
+                meeting.result().leave("reconfigure was interrupted there")
+        elif isinstance(error, FutureTimeoutError):
+            text = f"timed out after {limit_s:g} s: the store of the first handle does not answer"
+            raise RendezvousError(text) from None
         raise
-    with lock:
-        is_abandoned = not found
-    if is_abandoned:
-        raise RendezvousError(f"timed out after {limit_s:g} s: the store of the first handle does not answer")
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]  # type: ignore[no-any-return]
 
 
 def forget_ranks(group: Any, size: int) -> None:

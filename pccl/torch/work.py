@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -33,6 +33,9 @@ from pccl.torch.errors import BackendError
 from pccl.torch.memory_use import UNUSED, Use
 from pccl.torch.transport import Op
 from pccl.types import Result
+
+if TYPE_CHECKING:
+    from pccl.torch.scheduler import Scheduler
 
 WORK_SUCCESS, WORK_TIMEOUT, WORK_COMM_ERROR, WORK_UNKNOWN = 0, 1, 2, 100
 """Results of a work as c10d's `WorkResult` numbers them."""
@@ -51,26 +54,6 @@ def seconds(timeout: Any, default_s: float) -> float:
         return default_s
     found = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return found if found > 0 else default_s
-
-
-class Driver(Protocol):
-    """The scheduler of a work: see `Scheduler`."""
-
-    def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op: ...
-
-    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None: ...
-
-    def check(self, op: Op, title: str) -> None: ...
-
-    def cancel(self, op: Op, title: str, timeout_s: float) -> None: ...
-
-    def may_repeat(self, spec: OpSpec, error: PCCLError) -> bool: ...
-
-    def failure(self, title: str, error: PCCLError, spec: OpSpec | None = None) -> BackendError: ...
-
-    def later(self, call: Callable[[], None]) -> None: ...
-
-    def finished(self, work: Any) -> None: ...
 
 
 @outside_graphs
@@ -107,7 +90,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        scheduler: Driver,
+        scheduler: Scheduler,
         title: str,
         steps: Steps | None,
         queue: Hashable,
@@ -239,10 +222,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def _left_s(self) -> float:
         return max(0.0, self.deadline_s - monotonic())
-
-    def limit(self, timeout_s: float) -> None:
-        """Set the deadline, counted from now."""
-        self._timeout_s, self.deadline_s = timeout_s, monotonic() + timeout_s
 
     def expire(self) -> None:
         """Abort the work if its deadline has passed. May block."""
