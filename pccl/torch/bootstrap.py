@@ -1,15 +1,12 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
-1. The first rank starts a master and writes its address and a random token into the store. The address is the one
-   towards the store; a loopback address means that the rank shares a machine with the store, and readers replace it by
-   the store's host. In groups of three and more, the next ranks start standbys.
+1. The first rank starts a master and writes its address and a random token into the store. In groups of three and more,
+   the next ranks start standbys.
 2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then tells each rank
    which peer has which rank.
-3. The same group may be formed again with the same store. So the first rank deletes what it wrote before it takes part
-   in the all_gather: all have read it by then. A rank that finds the record of a dead rank cannot connect, and reads
-   again.
-4. A rank that loses its masters before all ranks are there, e.g. because processes stand still for seconds, retries
-   until its timeout. The masters stay the same while it does.
+3. The first rank deletes what it wrote, since the same group may be formed again with the same store. A rank that finds
+   the record of a dead rank cannot connect, and reads again.
+4. A rank that loses its masters before all ranks are there retries until its timeout.
 5. With PCCL_MASTER in the environment the default group joins that run instead, and starts no master.
 """
 

@@ -1,10 +1,7 @@
 """The collectives of c10d as steps of ops.
 
-Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Its steps
-run when it is the call's turn, perhaps in another thread.
-
-Results go directly into tensors that the engine can use, and otherwise into a copy on the host, and the steps copy them
-back.
+Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Results go
+directly into tensors that the engine can use, and otherwise into a copy on the host, which the steps copy back.
 """
 
 from __future__ import annotations

@@ -1,12 +1,5 @@
 """What a process group does when ranks are lost: c10d's fault tolerance, for `ProcessGroupPCCL`.
 
-`get_error` returns what has happened to the group without this process asking for it:
-
-    SUCCESS        no failure; also after `abort`, and after `reconfigure`
-    TIMEOUT        a call has timed out
-    REMOTE_ERROR   another rank was lost, or has left
-    COMM_ERROR     anything else: this process was excluded from the run, or has lost its master
-
 Abort hooks are called before `abort` takes effect, and after the first failed call of a world. The latter happens in
 the group's progress thread, so waiting callers may get the error first.
 """

@@ -1,6 +1,4 @@
-"""Masters in the processes of a group.
-
-The first rank of a world hosts its master, the next ones standbys. Each world is a run of its own.
+"""Masters in the processes of a group: the first rank of a world hosts its master, the next ones standbys.
 
 A master must outlive its process's membership: the other ranks may still need its verdict on calls in flight. So it is
 *retired*: it stops after `LINGER_S`, or at the end of the program.

@@ -1,10 +1,8 @@
 """The memory that the calls of a group read and write: a call waits for earlier ones that conflict with it.
 
 Users of torch expect calls on one tensor to run in order: two all_reduces in a row sum it twice, even without a wait
-between them. Calls of different queues overlap, so a call that would write what an earlier one reads or writes, or read
-what it writes, starts after it. All ranks make the calls of a group in one order, so this cannot deadlock.
-
-Hundreds of calls may be in flight, so spans are kept sorted.
+between them. All ranks make the calls of a group in one order, so this cannot deadlock. Hundreds of calls may be in
+flight, so spans are kept sorted.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Reconfiguring: a new membership for the same process group object, as torch 2.15 defines it.
 
-Each process group object has a *handle* (`get_reconfigure_handle`), which the program passes to the other processes. It
-names a c10d TCPStore that starts with the handle. All ranks of the next *world* call `reconfigure` with one new uuid
-and the same handles; their order gives the ranks:
+Each process group object has a *handle* that names a c10d TCPStore, which starts with the handle. All ranks of the next
+*world* call `reconfigure` with one new uuid and the same handles; their order gives the ranks:
 
-    1  The present world is left. Its calls in flight fail, here at once and elsewhere as after a loss, so a rank that
-       is left out gets an error and need not take part.
+    1  The present world is left, and its calls in flight fail.
     2  All ranks check in at the store of the first handle. An error names the ranks that do not.
     3  They meet through that store, exactly as in `init_process_group` (`bootstrap`).
 
-A failed attempt fails on all ranks that take part, within the timeout. The group then has no world: calls raise the
-reason, and another reconfigure with another uuid may follow. Handles stay valid for the life of the object.
-
-A uuid is used once, whether it succeeds or not, so a late rank of a failed attempt never joins the next one. Handles
-contain 64 random bits each, and the token of the new run is stored under a digest of all handles.
+A failed attempt fails on all ranks that take part, within the timeout, and leaves the group without a world. A uuid is
+used once, whether it succeeds or not, so a late rank of a failed attempt never joins the next one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Tensors as memory that the engine reads and writes.
 
-The engine works on contiguous host memory. Tensors in such memory are used in place. Others (strided, on a device, lazy
-conjugates) get a contiguous copy on the host (`stand_in`), and results are copied back (`put_back`).
-
-Collectives that only move elements take any dtype: those that the engine cannot reduce travel as bytes.
+Tensors in contiguous host memory are used in place. Others (strided, on a device, lazy conjugates) get a contiguous
+copy on the host (`stand_in`), and results are copied back (`put_back`). Collectives that only move elements take any
+dtype: those that the engine cannot reduce travel as bytes.
 """
 
 from __future__ import annotations

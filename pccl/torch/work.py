@@ -1,15 +1,9 @@
 """The work of one call: the object that c10d gives to the caller.
 
 A call is a generator of *steps*: it yields the ops that the engine is to execute, one at a time, and returns the call's
-result. Between two ops it copies, folds and prepares the next op. Most calls are one op.
-
-`PCCLWork.advance` is the only loop that executes a call:
-
-    waits        the caller waits for the call: its thread executes all steps, on the engine's fast path
-    otherwise    it returns as soon as an op is in flight. The thread that completes the op continues: the engine's
-                 thread if the steps are *light*, i.e. only inspect results; otherwise the progress thread
-
-One thread at a time executes the steps, because one op at a time is in flight.
+result. `PCCLWork.advance` is the only loop that executes a call. With `waits` the caller's thread executes all steps,
+on the engine's fast path. Otherwise it returns as soon as an op is in flight, and the thread that completes the op
+continues: the engine's thread if the steps are *light*, i.e. only inspect results; otherwise the progress thread.
 """
 
 from __future__ import annotations

@@ -8,15 +8,9 @@ draw next. A step:
     claim     all learn what each has trained on since its last claim, then launch the average
     commit    claims of the peers in the committed average are used; those of others are assigned again
 
-1. *Used once.* Peers draw disjoint positions. A claim is known to all before its average can commit: it is always
-   `samples_per_step`, or peers gather theirs before the average. Membership only shrinks between the two.
-2. *Assigned again* is a sample whose peer was lost before a step with it committed.
-3. *Drawn is not used.* `track` notes which batches of a DataLoader are handed out; only those are claimed.
-4. *Epochs end together.* `epoch` counts the epochs with every sample committed, and changes on all peers in the same
-   step. Batches are always full, so the next epoch may have begun before.
-5. The ledger is the sampler's `state_dict`, a part of the replicated state; all form the group after an admission.
-
-Ranks of a site share a stream with their own peer group alone: give each rank a part of the dataset of its own.
+A claim is known to all peers before its average can commit: it is always `samples_per_step`, or peers gather theirs
+before the average. The ledger is the sampler's `state_dict`, a part of the replicated state. Ranks of a site share a
+stream with their own peer group alone: give each rank a part of the dataset of its own.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """The ledger of what a group has used of a data stream, and a peer's log of it.
 
-Position g of the endless stream is sample g mod N of epoch g div N. The ledger knows which positions are used, and
-which member may use which of the others next. It changes by what all peers have alike:
+Position g of the endless stream is sample g mod N of epoch g div N. The ledger changes by what all peers have alike:
 
     form     the members: the free positions are assigned (`pccl.training.data.stream`)
     claim    how many of its positions each member has trained on for the step that is averaged next
     commit   which contributions the average had: their claims are used; claims of others are free again
 
-1. A position is used once: members' positions are disjoint, each uses its own in order, and a claimed position is free
-   again only if its average was made without it.
-2. All positions are used: what is neither used nor claimed is assigned. A peer missing from an average is no longer a
-   member, and its rest is assigned to the others at once, the lowest positions first.
-3. The state is small: the first position that was never begun, and free ranges below it. Where one member is two rounds
-   ahead of another the rest is assigned again, in blocks as large as their last claims, so that shares follow speeds.
-4. The state has claims in flight as free, and names no members. `history` is a hash chain over the commits.
+A peer missing from an average is no longer a member, and its rest is assigned to the others at once, the lowest
+positions first. Where one member is two rounds ahead of another the rest is assigned again, in blocks as large as the
+last claims. The state has claims in flight as free, and names no members.
 
 `SampleLog`, which `pccl.tools.audit` reads, is a JSON line for each event:
 
@@ -21,8 +16,6 @@ which member may use which of the others next. It changes by what all peers have
     {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   to be trained on, for step 7
     {"discarded": 7, "by": "5f..."}                                         samples drawn for step 7 were not trained on
     {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
-
-A line of samples is written before they are handed out, so before any step with them can commit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The endless stream of samples: its order, and how free positions are assigned to peers.
 
-*The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
-a function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
-through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002). Round keys are Philox's output
-under (seed, epoch), and the round function is the finalizer of SplitMix64: integers, so the same on every machine.
+*The order* of an epoch is computed and never stored: a Feistel network with cycle walking (Black and Rogaway 2002), a
+bijection of the numbers below n. Round keys are Philox's output under (seed, epoch): the same on every machine.
 
 *A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
-*An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member
-is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool.
+*An assignment* gives each member i a block of b_i offsets, then each another one, and so on.
 
 *Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, the upper half of the counter
 is (step, peer). A stream counts in the lower half, so streams never overlap.

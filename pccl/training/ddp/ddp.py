@@ -4,16 +4,9 @@ The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training
 gradients are all complete is reduced at once, under its own tag. `synchronize` launches the remaining buckets (unused
 parameters count as zero) and waits for all. `step` calls it if the program has not, and makes the optimizer's step.
 
-A wrong order of calls does not part the peers:
-
-1. Averages arrive in memory that the program never had, so all peers have the same ones.
-2. A peer that has written gradients in flight, has frozen or unfrozen parameters, or has replaced a replicated tensor
-   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`).
-3. The optimizer steps from `DDP.step` alone: a hook refuses any other step before it changes anything.
-4. Backward passes between `synchronize` and `step` are refused at their first complete gradient.
-
-A loss aborts some buckets on all survivors alike, which reduce them again. Newcomers are let in every `admit_every`
-steps, because asking costs a round trip to the master.
+A peer that has written gradients in flight, or has replaced a replicated tensor, refuses the step, and no peer makes it
+(`pccl.training.ddp.refusals`). Hooks refuse steps of the optimizer outside of `DDP.step`, and backward passes between
+`synchronize` and `step`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Refusing a step on all peers: the exchange, the reasons and their texts.
 
-A peer that finds out that a step must not be made cannot simply raise: the others have its part in their averages and
-would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight,
-in one op. It is launched after the last gradient and waited for after the averages, so it adds no round trip.
+Before every step all peers gather a few integers from each, in one op: zeros, or a refusal, and the peer's weight. The
+op is launched after the last gradient and waited for after the averages, so it adds no round trip.
 """
 
 from __future__ import annotations

@@ -2,14 +2,10 @@
 
 All peers start an outer step from the same outer parameters. Each makes some *inner* steps on its own data with its own
 optimizer. How far its parameters moved is its *pseudo-gradient*; the peers average theirs, and each applies the mean to
-the outer parameters with the same outer optimizer: the same bytes in and out.
-
-*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts outer
-updates. It is the shared state of the peer group. The inner optimizer's state belongs to its peer.
+the outer parameters with the same outer optimizer. Outer parameters and momentum are the group's shared state.
 
 *Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
 peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
-`seconds` is the smoothed time of an inner step; the figures travel with the average, the same on all peers.
 """
 
 from __future__ import annotations

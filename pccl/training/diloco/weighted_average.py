@@ -2,11 +2,8 @@
 
 The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
 of each peer's vector times its weight, and the *notes*, an all-gather of its weight and of its seconds per inner step.
-A loss may come between the two:
-
-1. Membership only shrinks between them, so worlds of one size are the same world.
-2. Where the sizes differ, all survivors launch the op with the larger world again, until they agree.
-3. All divide the same bytes by the same number, made from the same rows in the same order.
+A loss may come between the two. Membership only shrinks between them, so worlds of one size are the same world; where
+the sizes differ, all survivors launch the op with the larger world again, until they agree.
 
 A product is rounded once to the vector's type, the quotient is made in float64 and rounded once. A sum that is not
 finite is an error on all peers alike. If all weights are 0, so is the mean.

@@ -4,14 +4,10 @@ Admission happens between two steps, when no op is in flight. If newcomers wait,
 `update_topology`. Newcomers return from `connect`, the others from `update_topology`, and from there all do the same:
 
 1. The *configuration check* gathers a row from each peer: whether it is under way, how many peers it starts with, and
-   its options. Peers under way keep their options, and a newcomer with others fails and leaves; where no peer is under
-   way and options differ, all fail.
+   its options. A newcomer whose options differ fails and leaves; where no peer is under way and options differ, all
+   fail.
 2. If some peer is under way, or enough are there, all synchronize the shared state and train. Otherwise they wait for
    more.
-
-Decisions use the membership of a committed op, not `world_size`: peers may notice a loss one call apart. One training
-object at a time joins on a communicator, because a newcomer is let in at the end of that object's step. After an
-interrupt or an op with an unknown outcome, `step` refuses further calls until the program joins again.
 """
 
 from __future__ import annotations

@@ -2,18 +2,13 @@
 
 Float addition rounds: `w + a - a` is not `w`. Here every element of a tensor is a whole multiple of the tensor's
 *quantum*, a power of two, and never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
+a perturbation is taken away without a copy of the weights, and all CPUs get the same bits.
 
-- a perturbation is taken away to the last bit, without a copy of the weights;
-- the order of additions, fused multiplication and vectorization make no difference: all CPUs get the same bits;
-- perturbing, coming back, and updating along many directions can be one pass over memory (`pccl.signs`).
+The price: small elements have no more digits after the point than large ones of the same tensor. An update's amount,
+one number for a direction and a tensor, is rounded to quanta at random in proportion, by numbers that are the same on
+all peers. Where the next update could exceed the limit, the quantum doubles and elements are rounded to it.
 
-The price: small elements have no more digits after the point than large ones of the same tensor; the quantum is at
-first about 2**-21 of the largest. An update's amount, one number for a direction and a tensor, is rounded to quanta at
-random in proportion, by numbers that are the same on all peers. Where the next update could exceed the limit, the
-quantum doubles and elements are rounded to it, decided by elements and amounts alone.
-
-Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs: Philox4x32-10
-in 64-bit integers, whose lower 64 bits of a product are exact; the sign that shifts bring in is masked out.
+Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs.
 """
 
 from __future__ import annotations

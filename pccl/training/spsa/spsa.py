@@ -3,17 +3,11 @@
 SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
 L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) makes z from
 a seed, in the memory of inference; Zelikman et al. 2023 (arXiv:2306.10015) send g in a byte. In each step peers
-exchange the bytes of their own directions, and move the weights along all directions by their mean. A direction is a
-sign for each parameter (`pccl.signs`), made from the step and a number.
+exchange the bytes of their own directions, and move the weights along all directions by their mean.
 
 *Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
-peers keep while others are lost.
-
-*The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit: 0, 1 ... 16, 18 ...
-245760 units. At most a sixteenth is rounded away from 8 units on; larger values are cut.
-
-*Newcomers* with the weights of an earlier revision get the steps they lack, a few bytes each; otherwise the weights.
-Buffers that forward passes change are each peer's own during evaluations, and exchanged every `admit_every` steps.
+peers keep while others are lost. *The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa,
+times a unit. *Newcomers* with the weights of an earlier revision get the steps they lack; otherwise the weights.
 """
 
 from __future__ import annotations

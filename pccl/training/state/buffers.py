@@ -1,16 +1,14 @@
 """The buffers of a torch module, such as running statistics: which of them peers have in common, and how.
 
 Forward passes change buffers by each peer's own data. The common values are held here apart from the module, in two
-flat vectors: floating-point buffers (float32, or float64 as soon as one is; complex ones as pairs) and all others
-(int64). An exchange moves the common values on, by one of three rules:
+flat vectors: floating-point buffers and all others (int64). An exchange moves them on, by one of three rules:
 
     average    floating-point buffers by the mean of their movements, all others by the maximum
     first      all from the peer of rank 0
     local      no exchange; buffers are in no digest and in no shared state
 
-Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly. Changes by forward
-passes while an exchange is in flight are added to its result. Forward passes may replace buffers, so they are looked up
-in their modules each time.
+Buffers without changes keep their bits. Changes by forward passes while an exchange is in flight are added to its
+result. Forward passes may replace buffers, so they are looked up in their modules each time.
 """
 
 from __future__ import annotations

@@ -3,16 +3,10 @@
 A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; each rank of a site writes one,
 `step-000000123.rank-00002-of-00004.safetensors`. It holds tensors by name, everything else as
 `pccl.training.state.codec` encodes it, and metadata: class, model, revision, and a name of the save that all ranks of a
-site have alike.
+site have alike. In the background, `save` copies the tensors, and a non-daemon thread writes the file.
 
-*In the background*, `save` copies the tensors into memory that it reuses, and a non-daemon thread writes the file. The
-next save waits for it and raises its error.
-
-*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a
-site. Revisions above the saved one, and other files, stay.
-
-*Loading with a site*: the ranks gather the revisions and saves that each has, and load the newest that all have. If
-there is none, or a piece is damaged, all fail alike before any state changes.
+With a site, the ranks gather the revisions and saves that each has, and load the newest that all have. If there is
+none, or a piece is damaged, all fail alike before any state changes.
 """
 
 from __future__ import annotations
@@ -44,11 +38,9 @@ from pccl.training.state.tensor_file import (
     Contents,
     Entry,
     HostMemory,
-    Parts,
     Shard,
+    encode,
     entry_of,
-    join,
-    split,
     tensor_of,
 )
 
@@ -159,9 +151,7 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     return manifest
 
 
-def load(
-    path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None
-) -> tuple[str, Snapshot]:
+def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> tuple[str, Snapshot]:
     """Read and verify a checkpoint; return the name of its class, and its state.
 
     `shard` makes a distributed tensor of this rank's part. Raises OSError, CheckpointError.
@@ -175,11 +165,12 @@ def load(
         )
     entries = dict(contents.entries)
     try:
-        rest = codec.decode(entries.pop(REST).data.tobytes())
+        rest = entries.pop(REST).data.tobytes()
         of_torch = set(manifest["torch"])
         tensors = {name: tensor_of(entry, name in of_torch) for name, entry in entries.items()}
-        shards = {name: Shard(each[0], tuple(each[1]), tuple(each[2])) for name, each in manifest["shards"].items()}
-        state = join(Parts(rest, tensors, shards), shard)
+        for name, (place, shape, stride) in manifest["shards"].items():
+            tensors[name] = shard(tensors[name], Shard(place, tuple(shape), tuple(stride)))
+        state = codec.decode(rest, tensors)
         return manifest["class"], Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
@@ -283,8 +274,8 @@ class Checkpoints:
     def _contents(
         self, snapshot: Snapshot, save: str, to_entries: Callable[[Mapping[str, Any]], dict[str, Entry]]
     ) -> Contents:
-        parts = split(snapshot.state)
-        rest = Entry("U8", (len(data := codec.encode(parts.rest)),), np.frombuffer(data, np.uint8))
+        data, tensors, shards = encode(snapshot.state)
+        rest = Entry("U8", (len(data),), np.frombuffer(data, np.uint8))
         manifest = {
             "format": FORMAT,
             "version": pccl.__version__,
@@ -295,10 +286,10 @@ class Checkpoints:
             "size": self._site.size if self._site is not None else 1,
             "layout": snapshot.layout,
             "options": snapshot.options,
-            "torch": [name for name, tensor in parts.tensors.items() if not isinstance(tensor, np.ndarray)],
-            "shards": {name: [each.place, each.shape, each.stride] for name, each in parts.shards.items()},
+            "torch": [name for name, tensor in tensors.items() if not isinstance(tensor, np.ndarray)],
+            "shards": {name: [each.place, each.shape, each.stride] for name, each in shards.items()},
         }
-        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(parts.tensors)})
+        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(tensors)})
 
 
 def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:

@@ -1,20 +1,14 @@
 """Digest comparison: peers compare their states while they train, and find the tensors that differ.
 
-A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. It
-is made at the end of a step. At the beginning of the next one each peer launches one all-reduce of nine words, the
-maximum of
+A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. At
+the beginning of the next step each peer launches one all-reduce, the maximum of nine words: the four of the snapshot's
+digest, their complements, and the number of steps to the next comparison that this peer proposes. It lands with that
+step's averages.
 
-    d0 d1 d2 d3     the snapshot's digest
-    ~d0 ~d1 ~d2 ~d3 its complement
-    n               the number of steps to the next comparison that this peer proposes
-
-and lands it with that step's averages. A peer whose run ends makes the same all-reduce, with a time limit.
-
-1. Digests are equal exactly if the maximum of all d is the complement of the maximum of all ~d, word by word.
-2. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
-   is the next step, and intervals double up to n.
-3. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
-4. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
+1. Digests are equal exactly if the maximum of all is the complement of the maximum of their complements.
+2. All compare after the same steps: the next time follows from the last one and the maximum of the proposals. A
+   proposal keeps the cost below 0.1 % of the time.
+3. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
 """
 
 from __future__ import annotations

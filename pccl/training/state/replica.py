@@ -1,8 +1,7 @@
 """A peer's model as one flat vector, and a rank's shards of distributed tensors.
 
-Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
-between such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon
-as one parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
+A replica copies values between such a vector, float32 or float64 as soon as one parameter is, and the tensors of the
+program's inner steps. It can be split into parts, runs of its elements cut along the tensors' first dimension.
 
 The threads of torch's pool have the floating-point environment of the thread that made them. `default_torch_arithmetic`
 probes them by a product whose digits depend on the environment; where one is wrong, the caller computes alone.

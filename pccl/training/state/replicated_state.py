@@ -1,13 +1,9 @@
 """The replicated state: what all peers of a training object have in common, and how newcomers get it.
 
-1. After each step everything that decides the next one is the same bytes on all peers: parameters, buffers that are not
-   local, shared optimizer state, `param_groups`, and each object in `shared`. Digests are compared during the run, at
-   admissions and at its end (`pccl.training.state.digests`).
-2. Newcomers get tensors by the synchronization of the shared state, then objects, encoded
-   (`pccl.training.state.codec`), from the peer accepted first of those under way, with late optimizer state
-   (`pccl.training.state.torch_state`). A newcomer that differs all the same leaves, and the others go on.
-3. Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then
-   step a scheduler, a newcomer that comes out of `join` does not.
+Digests are compared during the run, at admissions and at its end (`pccl.training.state.digests`). Newcomers get tensors
+by the synchronization of the shared state, then objects, encoded, from the peer accepted first of those under way.
+Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then step
+a scheduler, a newcomer that comes out of `join` does not.
 """
 
 from __future__ import annotations
