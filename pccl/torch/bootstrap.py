@@ -98,9 +98,9 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
-            hosting = Hosting(advertised_host(host_of(store)))
             token = secrets.token_hex(16)
-            record = _Record(hosting.start_master(size, token), token)
+            hosting = Hosting(advertised_host(host_of(store)), token, founders=size)
+            record = _Record(hosting.address, token)
             store.set(KEY, json.dumps(record._asdict()))
             wait_for_ranks(store, _standby_keys(token, size), names, deadline_s)
             masters = _masters(store, record, size)
@@ -172,8 +172,8 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
                     hosting.retire(0.0)
                 if rank in _standby_ranks(size):
                     master = as_seen_from_here(found.address, host_of(store))
-                    hosting = Hosting(advertised_host(addresses.parse(master)[0]))
-                    store.set(f"{KEY}/{found.token}/{rank}", hosting.start_standby(master, found.token))
+                    hosting = Hosting(advertised_host(addresses.parse(master)[0]), found.token, standby_of=master)
+                    store.set(f"{KEY}/{found.token}/{rank}", hosting.address)
             is_replaced = partial(_is_replaced, store, found)
             if not wait_for_ranks(store, _standby_keys(found.token, size), names, deadline_s, is_replaced):
                 continue

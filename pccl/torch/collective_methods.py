@@ -37,6 +37,7 @@ from pccl.torch.tensors import (
     require_dense,
     require_one,
     require_root,
+    require_same_length,
     require_some,
 )
 from pccl.torch.work import PCCLWork
@@ -142,8 +143,7 @@ class CollectiveMethods(GroupCalls):
         opts = opts if opts is not None else ReduceScatterOptions()
         outputs, inputs = list(outputs), list(inputs)
         require_some(what, inputs)
-        if len(outputs) != len(inputs):
-            raise fail(what, "requires input/output tensor lists to have the same length")
+        require_same_length(what, outputs, inputs)
         for output, given in zip(outputs, inputs, strict=True):
             self._require_parts(what, given, output, "input", "output")
         require_dense(what, outputs)
@@ -191,10 +191,8 @@ class CollectiveMethods(GroupCalls):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         lists, given = [list(each) for each in outputs], list(inputs)
-        if not given:
-            raise fail(what, "requires non-empty input tensor list")
-        if len(lists) != len(given):
-            raise fail(what, "requires input/output tensor lists to have the same length")
+        require_some(what, given, "input tensor list")
+        require_same_length(what, lists, given)
         for index, each in enumerate(lists):
             expected = self._size * len(given)
             if len(each) != expected:
@@ -223,8 +221,7 @@ class CollectiveMethods(GroupCalls):
         what = "allgather_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
         lists, given = [list(each) for each in output_lists], list(inputs)
-        if not given:
-            raise fail(what, "requires non-empty input tensor list")
+        require_some(what, given, "input tensor list")
         if len(lists) != self._size:
             raise fail(what, f"output lists should be equal to world size: {len(lists)} of {self._size}")
         for index, each in enumerate(lists):
@@ -250,8 +247,7 @@ class CollectiveMethods(GroupCalls):
         opts = opts if opts is not None else AllgatherOptions()
         whole, given = list(outputs), list(inputs)
         require_some(what, given)
-        if len(whole) != len(given):
-            raise fail(what, "requires input/output tensor lists to have the same length")
+        require_same_length(what, whole, given)
         for output, tensor in zip(whole, given, strict=True):
             self._require_parts(what, output, tensor, "output", "input")
         return self._call(what, opts, collectives.all_gather_wholes, (whole, given), whole, given)

@@ -112,7 +112,8 @@ class FaultTolerance(GroupCalls):
         return error
 
     def get_error(self) -> Any:
-        """Return what has happened to the group: see the module."""
+        """Return c10d's ErrorType: SUCCESS (also after `abort` and `reconfigure`), TIMEOUT, REMOTE_ERROR (another rank
+        was lost or has left), or COMM_ERROR (this process was excluded from the run, or has lost its master)."""
         failure = self._scheduler.current_failure()
         if failure is None or failure.result is Result.NOT_INITIALIZED:
             return ErrorType.SUCCESS

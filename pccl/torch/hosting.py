@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from typing import Any
 
 from pccl.errors import PCCLError
 from pccl.master_node import MasterNode
@@ -55,40 +56,26 @@ def token_of(given: str) -> str:
 
 
 class Hosting:
-    """The masters of one process group in this process. Thread-safe."""
+    """A master, or a standby, of a process group in this process."""
 
-    def __init__(self, host: str) -> None:
-        """`host`: the host that others dial."""
-        self.host = host
-        self._nodes: list[tuple[MasterNode, float]] = []
-        """Masters, and the seconds that each continues after `retire`."""
-        self._lock = threading.Lock()
+    def __init__(self, host: str, token: str, *, founders: int = 1, standby_of: str = "") -> None:
+        """Start the master of a run with this number of founders, or a standby of a master. PCCLError.
 
-    def start_master(self, founders: int, token: str) -> str:
-        """Start the master of a run with this number of founders, and return its "host:port". PCCLError."""
-        return self._run(MasterNode(LISTEN, token=token_of(token), founders=founders, daemon=True), LINGER_S)
-
-    def start_standby(self, master: str, token: str) -> str:
-        """Start a standby of a master, and return its "host:port". PCCLError."""
-        node = MasterNode(LISTEN, token=token_of(token), standby_of=master, daemon=True)
-        return self._run(node, STANDBY_LINGER_S)
-
-    def _run(self, node: MasterNode, linger_s: float) -> str:
-        node.run()
-        with self._lock:
-            self._nodes.append((node, linger_s))
-        return addresses.join(self.host, addresses.parse(node.address)[1])
+        `host`: the host that others dial.
+        """
+        role: dict[str, Any] = {"standby_of": standby_of} if standby_of else {"founders": founders}
+        self._node = MasterNode(LISTEN, token=token_of(token), daemon=True, **role)
+        self._linger_s = STANDBY_LINGER_S if standby_of else LINGER_S
+        self._node.run()
+        self.address = addresses.join(host, addresses.parse(self._node.address)[1])
+        """The "host:port" for others."""
 
     def retire(self, after_s: float | None = None) -> None:
-        """Stop the masters after some seconds; None: after their linger time."""
-        with self._lock:
-            nodes, self._nodes = self._nodes, []
-        for node, linger_s in nodes:
-            timer = threading.Timer(linger_s if after_s is None else after_s, _stop, [node])
-            timer.daemon = True
-            timer.start()
+        """Stop the master after some seconds; None: after its linger time."""
+        timer = threading.Timer(self._linger_s if after_s is None else after_s, self._stop)
+        timer.daemon = True
+        timer.start()
 
-
-def _stop(node: MasterNode) -> None:
-    with suppress(PCCLError):  # it stops later, or with the process
-        node.interrupt()
+    def _stop(self) -> None:
+        with suppress(PCCLError):  # it stops later, or with the process
+            self._node.interrupt()

@@ -23,7 +23,6 @@ from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.threads.waking import Latch
-from pccl.torch.errors import BackendError
 from pccl.torch.memory_use import UNUSED, Use
 from pccl.torch.transport import Op
 from pccl.types import Result
@@ -31,8 +30,6 @@ from pccl.types import Result
 if TYPE_CHECKING:
     from pccl.torch.scheduler import Scheduler
 
-WORK_SUCCESS, WORK_TIMEOUT, WORK_COMM_ERROR, WORK_UNKNOWN = 0, 1, 2, 100
-"""Results of a work as c10d's `WorkResult` numbers them."""
 EXPIRY_S = 1.0
 """Seconds between two attempts to abort a work after its deadline."""
 
@@ -66,8 +63,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     """Whether it had no blockers from the beginning. Owned by the scheduler."""
     is_watched = False
     """Whether the deadline is enforced by the background thread. Owned by the scheduler."""
-    is_timed = False
-    _began_s = _ended_s = 0.0
     _op: Op | None = None
     """The last op."""
     _is_launched = False
@@ -173,8 +168,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         with self._lock:
             if self._done.is_set():
                 return
-            if self.is_timed:
-                self._ended_s = monotonic()
             self._value, self._error = value, error
             futures, self._futures = self._futures, []
             callbacks, self._callbacks = self._callbacks, []
@@ -195,10 +188,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 self._callbacks.append(callback)
                 return
         callback()
-
-    def be_timed(self) -> None:
-        """Measure the time from now on."""
-        self.is_timed, self._began_s = True, monotonic()
 
     def register(self, tensors: Sequence[Any]) -> None:
         """Let `wait_tensor` of one of the tensors wait for this work: graphs may take them in flight."""
@@ -286,40 +275,15 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
         over: Any = torch.futures.Future(devices=devices or None)
         future = over.then(lambda _: self._delivered())
-        self._complete_later(over)
-        return future
-
-    def get_future_result(self) -> Any:
-        """Return a torch.futures.Future of c10d's `WorkResult` number."""
-        over: Any = torch.futures.Future()
-        future = over.then(lambda _: self._outcome())
-        self._complete_later(over)
-        return future
-
-    def _complete_later(self, over: Any) -> None:
         with self._lock:
             if not self._done.is_set():
                 self._futures.append(over)
-                return
+                return future
         _complete([over])
-
-    def _outcome(self) -> int:
-        if self._error is None:
-            return WORK_SUCCESS
-        if not isinstance(self._error, BackendError):
-            return WORK_UNKNOWN
-        return WORK_TIMEOUT if self._error.result is Result.TIMEOUT else WORK_COMM_ERROR
+        return future
 
     def _get_sequence_number(self) -> int:
         return self.number
-
-    def _get_duration(self) -> float:
-        """Return the duration in milliseconds. RuntimeError before the end, or if timing is off."""
-        if not self.is_timed:
-            raise RuntimeError(f"{self.title} was not timed: call _enable_collectives_timing of its group before it")
-        if not self._done.is_set():
-            raise RuntimeError(f"{self.title} is not over: wait for it first")
-        return (self._ended_s - self._began_s) * 1e3
 
     def _delivered(self) -> Any:
         if self._error is not None:

@@ -131,7 +131,7 @@ class Ledger:
                 again += [each for number in lost for each in later.pop(number, ())]
             self._pool = self._rest().with_back(again)
             amounts = {number: _size(ranges) for number, ranges in claim.items()}
-            self._assign([Member(m.number, m.name, self._block_of(m, amounts[m.number])) for m in living])
+            self._assign([Member(m.number, m.name, amounts[m.number] or m.block) for m in living])
         return commit
 
     @property
@@ -180,9 +180,6 @@ class Ledger:
     def _is_uneven(self) -> bool:
         rounds = [count // member.block for count, member in zip(self._counts, self.members, strict=True)]
         return max(rounds) >= min(rounds) + 2
-
-    def _block_of(self, member: Member, amount: int) -> int:
-        return amount or member.block
 
 
 def _size(ranges: Sequence[Range]) -> int:

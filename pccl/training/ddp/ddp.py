@@ -44,7 +44,6 @@ from pccl.training.state.replica import default_torch_arithmetic
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
 from pccl.training.state.torch_state import (
     HeldTensors,
-    LateState,
     assign,
     assign_optimizer,
     buffers_of,
@@ -145,11 +144,8 @@ class DDP(Checkpointed):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if not gradient_as_bucket_view:
             raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
-        tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every)
-        bucket_bytes = as_int("bucket_bytes", bucket_bytes)
-        for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
-            if value < 1:
-                raise ValueError(f"{name} {value}: must be at least 1")
+        tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every, 1)
+        bucket_bytes = as_int("bucket_bytes", bucket_bytes, 1)
         self.module = module
         """The module that is trained."""
         self._communicator = communicator
@@ -193,7 +189,7 @@ class DDP(Checkpointed):
             buffers=exchanged_buffers(module, buffers),
             shared=shared,
             groups=ParamGroups(optimizer, dict(module.named_parameters())),
-            late=LateState(self._held, optimizer),
+            late=self._held,
             check_every=check_every,
             tag=tag,
             version=self._held.version,

@@ -19,7 +19,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -321,28 +320,19 @@ def settle_buckets(
     if form != used:
         for number in range(len(buckets)):
             launch(number, form)
-        done = [_with_cost(bucket.land(), former) for bucket, former in zip(buckets, done, strict=True)]
+        done = [bucket.land().with_cost(former) for bucket, former in zip(buckets, done, strict=True)]
     if form is None:
         return done, None
     for number, bucket in enumerate(buckets):
         while not weights.keys() >= {*done[number].peers}:
             launch(number, form)
-            done[number] = _with_cost(bucket.land(), done[number], 1)
+            done[number] = bucket.land().with_cost(done[number], 1)
         total = math.fsum(factor_of(weights[peer], form) for peer in done[number].peers)
         if total == 0:
             bucket.keep_none()
         elif done[number].world_size > 1:
             bucket.divide(total)
     return done, form
-
-
-def _with_cost(averaged: Outcome, former: Outcome, aborted: int = 0) -> Outcome:
-    return replace(
-        averaged,
-        aborted=averaged.aborted + former.aborted + aborted,
-        tx_bytes=averaged.tx_bytes + former.tx_bytes,
-        rx_bytes=averaged.rx_bytes + former.rx_bytes,
-    )
 
 
 class GradientAverages:

@@ -74,9 +74,7 @@ class AsyncDiLoCo(OuterLoop):
         fragments: int = 1,
         **options: Any,
     ) -> None:
-        fragments = as_int("fragments", fragments)
-        if fragments < 1:
-            raise ValueError(f"fragments {fragments}: must be at least 1")
+        fragments = as_int("fragments", fragments, 1)
         super().__init__(communicator, model, inner, alike=("fragments", fragments), **options)
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None

@@ -172,9 +172,7 @@ class OuterLoop(Checkpointed):
 
         Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong.
         """
-        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
-        if inner_steps < 1:
-            raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
+        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps, 1)
         if steps not in ("fixed", "by speed"):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,16 +70,6 @@ def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
-class AdmittedState(Protocol):
-    """State outside the shared state that an admission also checks and aligns: see `ReplicatedState`."""
-
-    def before_admission(self, revision: int) -> None: ...
-
-    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None: ...
-
-    def part(self, revision: int) -> None: ...
-
-
 class Membership:
     """One peer's membership, for the shared state `state`. All methods but `retire` and `part` are group calls."""
 
@@ -90,10 +80,10 @@ class Membership:
         options: Mapping[str, object] | None = None,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
-        joint: AdmittedState | None = None,
+        joint: Any = None,
     ) -> None:
         """`options` are compared by `repr`. `before_sync` is called on all peers before newcomers are brought up.
-        `site`: this peer is one of its ranks. `joint` is notified of admissions."""
+        `site`: this peer is one of its ranks. `joint`, a `ReplicatedState`, is checked and aligned by admissions."""
         self._communicator = communicator
         self._state = state
         self._options = described(options or {})

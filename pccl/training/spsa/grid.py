@@ -328,11 +328,7 @@ def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
 def _of_torch(torch: Any, name: str, parameter: Any) -> Elements:
     if is_distributed(parameter):
         raise ValueError(f"parameter {name!r} is a distributed tensor; only whole ones are trained in place")
-    if parameter.dtype is not torch.float32 or not parameter.is_contiguous():
-        raise ValueError(
-            f"parameter {name!r} is {parameter.dtype}{'' if parameter.is_contiguous() else ', not contiguous'}; only "
-            f"contiguous torch.float32 is trained in place"
-        )
+    _require_plain(name, parameter.dtype, parameter.dtype is torch.float32, parameter.is_contiguous())
     flat = parameter.detach().view(-1)
     kind = kind_of_place(flat)
     if kind == "cpu":
@@ -347,9 +343,11 @@ def kind_of_place(tensor: Any) -> str:
 
 
 def _of_numpy(name: str, array: NDArray[Any]) -> Elements:
-    if array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"parameter {name!r} is {array.dtype}{'' if array.flags.c_contiguous else ', not contiguous'}; only "
-            f"contiguous float32 is trained in place"
-        )
+    _require_plain(name, array.dtype, array.dtype == np.float32, array.flags.c_contiguous)
     return HostElements(array.reshape(-1))
+
+
+def _require_plain(name: str, dtype: Any, is_float32: bool, is_contiguous: bool) -> None:
+    if not is_float32 or not is_contiguous:
+        what = f"{dtype}{'' if is_contiguous else ', not contiguous'}"
+        raise ValueError(f"parameter {name!r} is {what}; only contiguous float32 is trained in place")

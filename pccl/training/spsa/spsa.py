@@ -121,12 +121,8 @@ class SPSAOptions:
             value = getattr(self, name)
             if not value > 0 or (math.isinf(value) and name != "decay_steps"):
                 raise ValueError(f"{name} {value}: must be above 0")
-        for name in ("directions", "seed"):
-            object.__setattr__(self, name, as_int(name, getattr(self, name)))
-        if not 1 <= self.directions <= 1 << 16:
-            raise ValueError(f"directions {self.directions}: must be at least 1")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed {self.seed}: must have 64 bits")
+        object.__setattr__(self, "directions", as_int("directions", self.directions, 1, 1 << 16))
+        object.__setattr__(self, "seed", as_int("seed", self.seed, 0, 2**64 - 1))
 
     def rate(self, step: int) -> float:
         """Return the rate of a step: the same double everywhere."""
@@ -188,9 +184,7 @@ class SPSA(Checkpointed):
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
         tag, replay_max = as_int("tag", tag), as_int("replay_max", replay_max, 0)
-        admit_every = as_int("admit_every", admit_every)
-        if admit_every < 1:
-            raise ValueError(f"admit_every {admit_every}: must be at least 1")
+        admit_every = as_int("admit_every", admit_every, 1)
         self._communicator = communicator
         self._model = model
         self._options = options

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp, TensorInfo
 from pccl._floating_point import default_environment
-from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, combined
+from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, average, combined
 from pccl.training.state.replica import local_shard
 
 AVERAGE, FIRST, LOCAL = "average", "first", "local"
@@ -201,7 +201,7 @@ class Buffers:
         self._moved, self._most = _movement(self.floats, floats), integers.copy()
         for i, (vector, op) in enumerate(((self._moved, ReduceOp.AVG), (self._most, ReduceOp.MAX))):
             if vector.size:
-                self._ops.append(_reduction(communicator, vector, op, tag + i, step))
+                self._ops.append(average(communicator, vector, tag + i, step, op=op))
 
     def land(self, *, keep_going: bool = False) -> Outcome:
         """Wait for the exchange, if any, and write the common values into the module. Raises PCCLError.
@@ -266,10 +266,6 @@ class Buffers:
                 held = place.read(torch, torch.from_numpy(values).dtype).numpy()
                 if not np.array_equal(held.view(np.uint8), values.view(np.uint8)):
                     place.write(torch, values)
-
-
-def _reduction(communicator: Communicator, vector: NDArray[Any], op: ReduceOp, tag: int, step: int) -> Relaunched:
-    return Relaunched(communicator, lambda: communicator.all_reduce_async(vector, op=op, tag=tag, step=step))
 
 
 @default_environment()

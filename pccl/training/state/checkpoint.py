@@ -201,9 +201,9 @@ class Checkpoints:
         """Save what `take` returns. Raises OSError, also of the last save in the background; ValueError."""
         is_file = is_one_file(path)
         if keep is not None:
-            keep = as_int("keep", keep)
-            if keep < 1 or is_file:
-                raise ValueError(f"keep {keep}: must be at least 1, or None to keep all, and {path} a folder")
+            keep = as_int("keep", keep, 1)
+            if is_file:
+                raise ValueError(f"keep {keep}: {path} must be a folder")
         # Before anything can fail on some ranks alone.
         name = self._site.unique_name() if self._site is not None else uuid.uuid4().hex
         prune = self._settle()

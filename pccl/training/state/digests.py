@@ -25,7 +25,7 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl._integers import as_int
-from pccl.training.group.relaunch import Relaunched, gather_among_all, own_number, reduce_among_all
+from pccl.training.group.relaunch import Relaunched, average, gather_among_all, own_number, reduce_among_all
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
@@ -96,9 +96,7 @@ class Check:
 
     def __init__(self, communicator: Communicator, tag: int, every: int | None, *, parting_tag: int) -> None:
         """`every`: compare after this many steps, the same on all peers; None: as often as it is cheap."""
-        every = None if every is None else as_int("check_every", every)
-        if every is not None and every < 1:
-            raise ValueError(f"check_every {every!r}: must be None or a number of steps, at least 1")
+        every = None if every is None else as_int("check_every", every, 1)
         self.communicator = communicator
         self._tag = tag
         self._parting_tag = parting_tag
@@ -143,12 +141,7 @@ class Check:
         snapshot = self._snapshot
         self._account_tag = self._tag
         self._fill(snapshot)
-        self._op = Relaunched(
-            self.communicator,
-            lambda: self.communicator.all_reduce_async(
-                self._words, op=ReduceOp.MAX, tag=self._tag, step=snapshot.revision
-            ),
-        )
+        self._op = average(self.communicator, self._words, self._tag, snapshot.revision, op=ReduceOp.MAX)
         self._launch_s = time.monotonic() - started_s
 
     def _fill(self, snapshot: Snapshot) -> None:

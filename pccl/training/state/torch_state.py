@@ -42,13 +42,15 @@ def optimized(optimizer: Any) -> list[Any]:
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
     """Return the tensors in the state of `optimizer`, named `optimizer 0 exp_avg` after the parameter's number."""
-    torch = sys.modules["torch"]
-    return {
-        f"optimizer {number} {name}": value
-        for number, parameter in enumerate(optimized(optimizer))
-        for name, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, torch.Tensor)
-    }
+    is_tensor = sys.modules["torch"].is_tensor
+    return {name: value for name, _, _, value in _states(optimizer) if is_tensor(value)}
+
+
+def _states(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield name, parameter, key and value of the optimizer's state."""
+    for number, parameter in enumerate(optimized(optimizer)):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            yield f"optimizer {number} {key}", parameter, key, value
 
 
 def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -141,14 +143,13 @@ def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield name, parameter, key and tensor of the optimizer's state. Raises ValueError: a state is not a tensor."""
-    torch = sys.modules["torch"]
-    for number, parameter in enumerate(optimized(optimizer)):
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if isinstance(value, torch.Tensor):
-                yield f"optimizer {number} {key}", parameter, key, value
-            elif value is not None:
-                kind = type(value).__name__
-                raise ValueError(f"the optimizer's state {key!r} is a {kind}, not a tensor: it cannot be shared")
+    is_tensor = sys.modules["torch"].is_tensor
+    for each in _states(optimizer):
+        if is_tensor(each[-1]):
+            yield each
+        elif each[-1] is not None:
+            kind = type(each[-1]).__name__
+            raise ValueError(f"the optimizer's state {each[2]!r} is a {kind}, not a tensor: it cannot be shared")
 
 
 def begin_absent(optimizer: Any) -> set[int]:
@@ -206,14 +207,8 @@ class HeldTensors:
 
     def load_hook(self) -> Any:
         """Return a hook for `optimizer.register_load_state_dict_post_hook`, which calls `take_back`."""
-        held = weakref.ref(self)
-
-        def state_is_loaded(_: Any) -> None:
-            there = held()
-            if there is not None:
-                there.take_back()
-
-        return state_is_loaded
+        take_back = weakref.WeakMethod(self.take_back)
+        return lambda _: (take_back() or bool)()
 
     def take_back(self) -> None:
         """Copy what `optimizer.load_state_dict` has loaded into the held tensors; what it lacked becomes zero.
@@ -233,19 +228,11 @@ class HeldTensors:
                 tensor.zero_() if loaded is None else tensor.copy_(loaded)
             state[key] = tensor
 
-
-class LateState:
-    """The optimizer's late state as an object with a state. Not thread-safe."""
-
-    def __init__(self, held: HeldTensors, optimizer: Any) -> None:
-        self._held = held
-        self._optimizer = optimizer
-
     def state_dict(self) -> dict[int, dict[str, Any]]:
         """Return the late state by the parameter's number and key."""
         numbers = {id(parameter): number for number, parameter in enumerate(optimized(self._optimizer))}
         found: dict[int, dict[str, Any]] = {}
-        for _, parameter, key, value in self._held.late():
+        for _, parameter, key, value in self.late():
             found.setdefault(numbers[id(parameter)], {})[key] = value
         return found
 
@@ -254,7 +241,7 @@ class LateState:
         places = [(p, group) for group in self._optimizer.param_groups for p in group["params"]]
         if max(state, default=-1) >= len(places):
             raise ValueError(f"the others' optimizer has more than the {len(places)} parameters of this one")
-        for _, parameter, key, _ in list(self._held.late()):
+        for _, parameter, key, _ in list(self.late()):
             del self._optimizer.state[parameter][key]
         for number, values in state.items():
             parameter, group = places[number]
