@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -42,8 +41,6 @@ from pccl.torch.tensors import (
 )
 from pccl.torch.work import PCCLWork
 
-_layout = attrgetter("layout")
-
 
 class CollectiveMethods(GroupCalls):
     """The methods for collectives. Each returns a work, unless it was waited for together with others."""
@@ -58,7 +55,7 @@ class CollectiveMethods(GroupCalls):
         opts, op = _options(opts, op, AllreduceOptions, timeout)
         given = _listed(tensors)
         require_some(what, given)
-        if torch.sparse_coo in map(_layout, given):
+        if any(each.layout is torch.sparse_coo for each in given):
             collectives.require_summable(what, given, op)
             return self._call(what, opts, collectives.all_reduce_sparse, (given,), given)
         require_alike(what, given)

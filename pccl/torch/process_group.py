@@ -57,13 +57,6 @@ class BackendPCCL:
 
     getBackendName = name  # noqa: N815
 
-    @property
-    def options(self) -> Options:
-        return self._group.options
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._group.set_timeout(timeout)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_group"], name)
 

@@ -70,6 +70,7 @@ class Scheduler:
         """Works that are about to be started."""
         self._starting = threading.local()
         self._progress = Progress(f"pccl {names.group}")
+        self.later = self._progress.later
         self._deadlines = Deadlines(f"pccl deadlines of {names.group}", self._watched, self._expire)
 
     # Calls.
@@ -145,10 +146,6 @@ class Scheduler:
         """Return the open collectives that conflict with a use of memory."""
         with self._lock:
             return self._uses.disturbed_by(use)
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Make a call in the progress thread."""
-        self._progress.later(call)
 
     def stop(self) -> None:
         """End the group's threads after what they are doing."""

@@ -144,10 +144,9 @@ class ElasticSampler:
     def __len__(self) -> int:
         """Return this peer's batches of an epoch (indices, without `batch_size`) with the present members."""
         members = self._ledger.members
-        share = members[self._own].block if members else self._block
-        rounds = -(-self.dataset_size // sum(member.block for member in members)) if members else 1
-        if not members:
-            share = self.dataset_size
+        share, rounds = self.dataset_size, 1
+        if members:
+            share, rounds = members[self._own].block, -(-share // sum(member.block for member in members))
         batch = self._batch_size or 1
         return rounds * -(-share // batch) if self._samples_per_step else -(-rounds * share // batch)
 
@@ -219,7 +218,7 @@ class ElasticSampler:
         if self._generation != self._ledger.generation:
             self._generation = self._ledger.generation
             self._own = self._ledger.index(self._number)
-            self._drawn = self._ledger.claimed(self._own)
+            self._drawn = self._ledger.counts[self._own]
         if self._samples_per_step is not None:
             count = min(count, self._samples_per_step - self._drawn % self._samples_per_step)
         self._drawn += count

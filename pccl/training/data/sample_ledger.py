@@ -74,7 +74,7 @@ class Ledger:
         """The members by ascending number; empty until `form`."""
         self._pool = Pool()
         self._assignment: Assignment | None = None
-        self._counts: list[int] = []
+        self.counts: list[int] = []
         """The number of each member's positions in this assignment that are claimed."""
         self._claims: deque[dict[int, list[Range]]] = deque()
         """The claims of averages in flight, by members' numbers, oldest first."""
@@ -94,10 +94,6 @@ class Ledger:
         self._claims.clear()
         self._assign(members)
 
-    def claimed(self, index: int) -> int:
-        """Return how many of a member's positions in this assignment are claimed."""
-        return self._counts[index]
-
     def ranges(self, index: int, begin: int, end: int) -> list[Range]:
         """Return a member's positions number `begin` to before `end` in this assignment."""
         assert self._assignment is not None
@@ -112,9 +108,9 @@ class Ledger:
         if len(self._claims) <= on_their_way:
             self._claims.append({member.number: [] for member in self.members})
         for index, member in enumerate(self.members):
-            begin = self._counts[index]
-            self._counts[index] += amounts.get(member.number, 0)
-            self._claims[-1][member.number] += self.ranges(index, begin, self._counts[index])
+            begin = self.counts[index]
+            self.counts[index] += amounts.get(member.number, 0)
+            self._claims[-1][member.number] += self.ranges(index, begin, self.counts[index])
 
     def commit(self, numbers: Collection[int]) -> Commit:
         """Commit the oldest claim with the contributions of these members."""
@@ -140,7 +136,7 @@ class Ledger:
         if self._assignment is None:
             return self._pool.position(0)
         claimed = [each[0] for claim in self._claims for ranges in claim.values() for each in ranges[:1]]
-        return min([self._assignment.lowest(self._counts), *claimed])
+        return min([self._assignment.lowest(self.counts), *claimed])
 
     def state(self) -> dict[str, Any]:
         """Return the state that is the same on all peers, in integers, strings and lists alone."""
@@ -160,25 +156,25 @@ class Ledger:
             raise ValueError(f"positions {free} below {begun} after {steps} steps are not the state of a sampler")
         self._pool = Pool(begun, free)
         self.steps, self.history = steps, str(state["history"])
-        self._assignment, self._counts, self.members = None, [], ()
+        self._assignment, self.counts, self.members = None, [], ()
         self._claims.clear()
         self.generation += 1
 
     def _assign(self, members: Collection[Member]) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.number))
         self._assignment = Assignment(self._pool, [member.block for member in self.members])
-        self._counts = [0] * len(self.members)
+        self.counts = [0] * len(self.members)
         self.generation += 1
 
     def _rest(self) -> Pool:
-        return self._pool if self._assignment is None else self._assignment.rest(self._counts)
+        return self._pool if self._assignment is None else self._assignment.rest(self.counts)
 
     def _free(self) -> Pool:
         """Return the pool of positions that are not used, with claims in flight."""
         return self._rest().with_back(each for claim in self._claims for ranges in claim.values() for each in ranges)
 
     def _is_uneven(self) -> bool:
-        rounds = [count // member.block for count, member in zip(self._counts, self.members, strict=True)]
+        rounds = [count // member.block for count, member in zip(self.counts, self.members, strict=True)]
         return max(rounds) >= min(rounds) + 2
 
 

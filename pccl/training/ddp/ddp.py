@@ -26,7 +26,7 @@ from typing import Any
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
-from pccl.training.ddp.gradients import Bucket, CommHook, GradientAverages, bucketed, name_of
+from pccl.training.ddp.gradients import BUCKET_BYTES, Bucket, CommHook, GradientAverages, bucketed, name_of
 from pccl.training.ddp.refusals import (
     ABANDONED,
     UNWEIGHTED,
@@ -40,7 +40,7 @@ from pccl.training.group.membership import Admission, Membership, alike, fingerp
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
-from pccl.training.state.replica import default_torch_arithmetic
+from pccl.training.state.replica import default_torch_arithmetic, layout_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
 from pccl.training.state.torch_state import (
     HeldTensors,
@@ -48,15 +48,12 @@ from pccl.training.state.torch_state import (
     assign_optimizer,
     buffers_of,
     class_of,
-    layout_of,
     materialize,
     optimized,
     optimizer_tensors,
     require_like,
 )
 from pccl.training.step import GroupStep, StepReport, checked_weight
-
-BUCKET_BYTES = 4 << 20
 
 _of_thread = threading.local()
 """The last DDP that `connect` has made in this thread, as a weak reference."""
@@ -136,12 +133,9 @@ class DDP(Checkpointed):
             PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, such as a distributed one.
         """
         torch = sys.modules["torch"]
-        if isinstance(optimizer, (list, tuple)):
-            raise TypeError(
-                "optimizer must be a single torch.optim.Optimizer; give one all parameters, in param_groups"
-            )
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            kind = type(optimizer).__name__
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {kind}; give one all parameters")
         if not gradient_as_bucket_view:
             raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
         tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every, 1)
@@ -276,15 +270,6 @@ class DDP(Checkpointed):
             return self._communicator.world_size > 0 and address in (None, self._address)
         except PCCLError:
             return False
-
-    @property
-    def revision(self) -> int:
-        """Steps of the whole run."""
-        return self._state.revision
-
-    def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
-        return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         yield from self._held.tensors.items()

@@ -27,6 +27,7 @@ from pccl import Communicator, QuantizationOptions, ReduceOp
 from pccl.training.group.relaunch import Outcome, Relaunched, average, combined
 from pccl.training.state.replica import default_torch_arithmetic
 
+BUCKET_BYTES = 4 << 20
 WORD_BYTES = 8
 ALONE = Outcome(1, 0, 0, 0)
 CHUNK = 1 << 18

@@ -168,10 +168,6 @@ def _state(scaler: Any, optimizer: Any) -> dict[str, Any]:
     return states.get(id(optimizer), {})
 
 
-def _has_unscaled(scaler: Any, optimizer: Any) -> bool:
-    return getattr(_state(scaler, optimizer).get("stage"), "name", "") == "UNSCALED"
-
-
 class GradScalers:
     """The GradScalers that are known to step this optimizer. Not thread-safe."""
 
@@ -181,7 +177,8 @@ class GradScalers:
 
     def is_unscaled(self) -> bool:
         """Whether one of them has unscaled the gradients of this step."""
-        return any(_has_unscaled(each, self._optimizer) for each in self._known)
+        stages = (_state(each, self._optimizer).get("stage") for each in self._known)
+        return any(getattr(stage, "name", "") == "UNSCALED" for stage in stages)
 
     def forget(self) -> None:
         """Forget a step that is given up: scalers may unscale the next one's gradients."""

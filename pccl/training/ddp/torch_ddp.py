@@ -16,10 +16,8 @@ from typing import Any
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
-from pccl.training.ddp.gradients import FlatBuffer, bucketed
+from pccl.training.ddp.gradients import BUCKET_BYTES, FlatBuffer, bucketed
 from pccl.training.group.relaunch import Relaunched, average
-
-BUCKET_BYTES = 4 << 20
 
 
 def torch_comm_hook(

@@ -125,10 +125,6 @@ class OuterStep(StepReport):
     """
 
 
-def _inner_name(inner: Stateful | None) -> str | None:
-    return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
-
-
 class OuterLoop(Checkpointed):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
 
@@ -183,7 +179,8 @@ class OuterLoop(Checkpointed):
         self._communicator = communicator
         self._model = model
         self._replica = replica = replica_of(model)
-        self._inner = inner
+        self.inner = inner
+        """The inner optimizer."""
         self._outer = outer or OuterNesterov()
         self._quantization = quantization
         self._tag = tag
@@ -193,9 +190,10 @@ class OuterLoop(Checkpointed):
         self._gradient = np.empty_like(self._parameters)
         run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
         compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
+        inner_name = type(inner).__qualname__ if hasattr(inner, "param_groups") else None
         self._alike = {
             "steps": steps,
-            "inner": _inner_name(inner) if compares_inner else "not compared",
+            "inner": inner_name if compares_inner else "not compared",
             "alike": alike,
             "quantization": alike_quantization(quantization),
             "outer": self._outer,
@@ -240,16 +238,6 @@ class OuterLoop(Checkpointed):
         yield from self._replicated.buffers.tensors()
 
     @property
-    def revision(self) -> int:
-        """Outer updates of the whole run."""
-        return self._state.revision
-
-    @property
-    def inner(self) -> Stateful | None:
-        """The inner optimizer, as given to the constructor."""
-        return self._inner
-
-    @property
     def has_joined(self) -> bool:
         """Whether this peer has joined a run, with its last communicator."""
         return self._membership.is_under_way
@@ -265,9 +253,8 @@ class OuterLoop(Checkpointed):
         return self._inner_steps.count
 
     def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers."""
         self._read_model()
-        return self._replicated.digest(self.revision)
+        return super().digest()
 
     def show_outer(self) -> None:
         """Write the outer parameters and the common buffers into the model, to evaluate or publish it."""
@@ -416,10 +403,10 @@ class OuterLoop(Checkpointed):
             "buffers": buffers_of(self._model),
             "common buffers": dict(self._replicated.buffers.tensors()),
             "shared": self._replicated.state_dict(),
-            "inner": self._inner.state_dict() if self._inner is not None else None,
+            "inner": self.inner.state_dict() if self.inner is not None else None,
         }
-        if hasattr(self._inner, "param_groups"):
-            state["optimizer class"] = class_of(self._inner)
+        if hasattr(self.inner, "param_groups"):
+            state["optimizer class"] = class_of(self.inner)
         return Snapshot(self.revision, state, self._replica.layout)
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
@@ -428,9 +415,9 @@ class OuterLoop(Checkpointed):
             raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
         require_like(buffers, state.get("buffers", buffers))
         with self._replicated.taking_up(state.get("shared", {})):
-            if self._inner is not None and state["inner"] is not None:
+            if self.inner is not None and state["inner"] is not None:
                 try:
-                    self._inner.load_state_dict(state["inner"])
+                    self.inner.load_state_dict(state["inner"])
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
             assign(buffers, state.get("buffers", buffers))

@@ -90,7 +90,8 @@ class Membership:
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
-        self._are_others_under_way = False
+        self.came_late = False
+        """Whether others were under way when this peer joined."""
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
         self._was_interrupted = False
@@ -190,11 +191,6 @@ class Membership:
         """The revision of the shared state."""
         return self._state.revision
 
-    @property
-    def came_late(self) -> bool:
-        """Whether others were under way when this peer joined."""
-        return self._are_others_under_way
-
     def are_peers_pending(self) -> bool:
         """Whether newcomers wait: the same on all peers that ask with no op in flight."""
         return self._communicator.are_peers_pending()
@@ -202,7 +198,7 @@ class Membership:
     def admit(self) -> Admission:
         """Let newcomers in and bring them up. No op may be in flight. Raises DivergenceError before that."""
         if self._joint is not None:
-            self._joint.before_admission(self._state.revision)
+            self._joint.check(self._state.revision)
         self._communicator.update_topology()
         world_size = self._check_configuration(1)
         assert world_size is not None, "this peer is under way"
@@ -227,7 +223,7 @@ class Membership:
                 raise PCCLError(Result.INVALID_ARGUMENT, "join", "; ".join(different.values()))
             logger.warning("newcomers leave that have other options: %s", "; ".join(different.values()))
         is_under_way = any(row.is_under_way for row in rows)
-        self._are_others_under_way = is_under_way and not self.is_under_way
+        self.came_late = is_under_way and not self.is_under_way
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
@@ -239,7 +235,7 @@ class Membership:
         before = self._state.revision
         admission = self._admission(world_size)
         if self._joint is not None:
-            is_new = self._are_others_under_way
+            is_new = self.came_late
             is_source = self.is_under_way or (not is_new and admission.rx_bytes == 0 and self._state.revision == before)
             self._joint.after_admission(
                 self._state.revision, world_size=admission.world_size, is_source=is_source, is_new=is_new
@@ -253,7 +249,7 @@ class Membership:
             self._before_sync()
         # Where some are under way, newcomers have no vote on what the state is.
         strategies = SharedStateSyncStrategy
-        strategy = strategies.RECEIVE_ONLY if self._are_others_under_way else strategies.ENFORCE_POPULAR
+        strategy = strategies.RECEIVE_ONLY if self.came_late else strategies.ENFORCE_POPULAR
         while True:
             try:
                 info = self._communicator.sync_shared_state(self._state, strategy)

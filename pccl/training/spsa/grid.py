@@ -261,10 +261,9 @@ class HostElements:
             part *= factor
             part += np.float32(0)
 
-    def add_signs(
-        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
-    ) -> None:
-        add_signs(self.array, quantum, seed=seed, tensor=tensor, step=step, directions=directions, amounts=amounts)
+    def add_signs(self, quantum: float, **numbers: Any) -> None:
+        """Add multiples of random signs: see `pccl.signs.add_signs`."""
+        add_signs(self.array, quantum, **numbers)
 
     def info(self, name: str) -> TensorInfo:
         return TensorInfo.from_numpy(self.array, name)
@@ -294,11 +293,8 @@ class TorchElements:
     def round_to(self, quantum: float) -> None:
         self._tensor.mul_(1 / quantum).round_().mul_(quantum).add_(0.0)
 
-    def add_signs(
-        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
-    ) -> None:
-        numbers = {"seed": seed, "tensor": tensor, "step": step}
-        add_torch_signs(self._torch, self._tensor, quantum, **numbers, directions=directions, amounts=amounts)
+    def add_signs(self, quantum: float, **numbers: Any) -> None:
+        add_torch_signs(self._torch, self._tensor, quantum, **numbers)
 
     def info(self, name: str) -> TensorInfo:
         return TensorInfo.from_torch(self._tensor, name)

@@ -222,15 +222,6 @@ class SPSA(Checkpointed):
             joint=self._replicated,
         )
 
-    @property
-    def revision(self) -> int:
-        """Steps of the whole run."""
-        return self._state.revision
-
-    def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
-        return self._replicated.digest(self.revision)
-
     def _compared(self) -> Iterator[tuple[str, Any]]:
         self._grid.require_home()
         yield "grid", self._grid.exponents

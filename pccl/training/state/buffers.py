@@ -111,7 +111,6 @@ class Buffers:
 
     def __init__(self, torch: Any, places: list[_Place], rule: str) -> None:
         self.rule = rule
-        self.local_names = [place.name for place in places] if rule == LOCAL else []
         self._torch = torch
         shared = [] if rule == LOCAL else places
         self._floats = [place for place in shared if place.is_float]

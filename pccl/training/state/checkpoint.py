@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 import pccl
-from pccl import Communicator, PCCLError, Result
+from pccl import Communicator, PCCLError, Result, SharedState
 from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
@@ -43,6 +43,9 @@ from pccl.training.state.tensor_file import (
     entry_of,
     tensor_of,
 )
+
+if TYPE_CHECKING:
+    from pccl.training.state.replicated_state import ReplicatedState
 
 FORMAT = 2
 MANIFEST = "pccl"
@@ -312,12 +315,23 @@ class Checkpointed(ABC):
     """The base of the training classes: saves what `_snapshot` gives, and passes it to `_restore`."""
 
     _communicator: Communicator
+    _state: SharedState
+    _replicated: ReplicatedState
     _membership: Membership
     _site: Site | None = None
     _checkpoints: Checkpoints | None = None
 
     LOADS: tuple[str, ...] = ()
     """Further classes whose checkpoints this one takes."""
+
+    @property
+    def revision(self) -> int:
+        """Steps of the whole run; of DiLoCo outer updates."""
+        return self._state.revision
+
+    def digest(self) -> str:
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
+        return self._replicated.snapshot(self.revision).digest().hex()
 
     @abstractmethod
     def _snapshot(self) -> Snapshot:

@@ -299,15 +299,7 @@ class ReplicatedState:
         objects = self._encoded([name for name in self._objects if name not in self._uncompared])
         return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
 
-    def digest(self, revision: int) -> str:
-        """Return the digest of the state, in hexadecimal. Not a group call."""
-        return self.snapshot(revision).digest().hex()
-
     # Around an admission.
-
-    def before_admission(self, revision: int) -> None:
-        """Check the state on all peers under way."""
-        self.check(revision)
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
         """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one

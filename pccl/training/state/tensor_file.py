@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +86,33 @@ class Contents:
 
 def write(path: Path, contents: Contents) -> None:
     """Replace `path` atomically. Raises OSError; the former file is still there then."""
-    _atomically(path, lambda file: _write_safetensors(file, contents))
+    folder = path.absolute().parent
+    remove_abandoned(folder)
+    temporary, file = _temporary(folder, path.name)
+    try:
+        with file:
+            _write_safetensors(file, contents)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush_folder(folder)
 
 
 def read(path: Path) -> Contents:
     """Raises OSError; CheckpointError: the file is damaged or of another kind."""
     with _opened(path) as file:
-        return _read_safetensors(file, path)
+        header = _header(file, path)
+        metadata = _metadata(header, path)
+        data = np.fromfile(file, np.uint8)
+    digest = metadata.pop(DIGEST)
+    hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
+    hasher.update(data.data)
+    if hasher.hexdigest() != digest:
+        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
+    return Contents(metadata, _entries(json.loads(header), data, path))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -105,22 +125,6 @@ def _opened(path: Path) -> BinaryIO:
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the file in it, or a folder with another suffix")
     return path.open("rb")
-
-
-def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    folder = path.absolute().parent
-    remove_abandoned(folder)
-    temporary, file = _temporary(folder, path.name)
-    try:
-        with file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    flush_folder(folder)
 
 
 def flush_folder(folder: Path) -> None:
@@ -215,18 +219,6 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint of pccl.training: its header lacks {error}"
         ) from None
-
-
-def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
-    header = _header(file, path)
-    metadata = _metadata(header, path)
-    data = np.fromfile(file, np.uint8)
-    digest = metadata.pop(DIGEST)
-    hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
-    hasher.update(data.data)
-    if hasher.hexdigest() != digest:
-        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
-    return Contents(metadata, _entries(json.loads(header), data, path))
 
 
 def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, Entry]:
@@ -338,9 +330,7 @@ def entry_of(tensor: Any) -> Entry:
         return Entry(name, array.shape, array.reshape(-1).view(np.uint8))
     name = _torch_name(tensor)
     assert name is not None, "encode leaves it in the rest"
-    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    flat = plain.reshape(-1).view(sys.modules["torch"].uint8).numpy()
-    return Entry(name, tuple(tensor.shape), flat)
+    return Entry(name, tuple(tensor.shape), codec.bytes_of(tensor, "tensor"))
 
 
 def tensor_of(entry: Entry, is_torch: bool) -> Any:

@@ -27,14 +27,6 @@ def buffers_of(model: Any) -> dict[str, Any]:
     return dict(model.named_buffers()) if hasattr(model, "named_buffers") else {}
 
 
-def layout_of(tensors: Mapping[str, Any]) -> str:
-    """Return a line for each: name, shape, dtype, and place of the shard."""
-    return "\n".join(
-        f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{describe(tensor)}"
-        for name, tensor in tensors.items()
-    )
-
-
 def optimized(optimizer: Any) -> list[Any]:
     """Return the parameters of the optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -166,7 +158,8 @@ def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> An
 
 
 class HeldTensors:
-    """The tensors of a module and its optimizer that are there when this is made. Not thread-safe."""
+    """The tensors of a module and its optimizer that are there when this is made; what the optimizer has later is
+    its state. Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
         """The optimizer's state exists already. Raises ValueError as `state_tensors`."""

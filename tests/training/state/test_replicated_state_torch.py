@@ -141,5 +141,5 @@ def test_unshareable_object_is_refused(master: MasterNode) -> None:
         make(shared={"it": 3})
     with pytest.raises(ValueError, match="buffers 'mean': must be one of 'average', 'first', 'local'"):
         make(buffers="mean")
-    with pytest.raises(ValueError, match="check_every 0: must be None or a number of steps"):
+    with pytest.raises(ValueError, match="check_every 0 is not an integer of at least 1"):
         make(check_every=0)
