@@ -108,7 +108,8 @@ class PointToPointMethods(GroupCalls):
             with self._posting:
                 posted = self._posted.get((src, tag))
                 if posted:
-                    self._require_like(posted[0].array, tensors[0], src, tag)
+                    if not any(each.src == src for each in self._wanted.get(tag, ())):
+                        self._require_like(posted[0].array, tensors[0], src, tag)
                     return self._want("recv", tensors[0], tag, src)
         return self._go("recv", (src, "from", tag), plan, tensors[0], source=src, waits=waits)
 
