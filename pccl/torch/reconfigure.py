@@ -34,9 +34,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from pccl.runtime.network import addresses
 from pccl.torch import bootstrap
-from pccl.torch.bootstrap import Meeting
+from pccl.torch.bootstrap import LOOPBACK, Meeting, advertised_host
 from pccl.torch.errors import Names
-from pccl.torch.hosting import LOOPBACK, advertised_host
 from pccl.types import Result
 
 PROBE_S = 0.5

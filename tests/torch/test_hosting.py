@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pccl.runtime.network import addresses
-from pccl.torch.hosting import Hosting, advertised_host
+from pccl.torch.bootstrap import Hosting, advertised_host
 from pccl.torch.reconfigure import Reconfigurer
 
 OUTGOING = "192.0.2.7"
