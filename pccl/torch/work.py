@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -26,9 +26,6 @@ from pccl.runtime.threads.waking import Latch
 from pccl.torch.memory_use import UNUSED, Use
 from pccl.torch.transport import Op
 from pccl.types import Result
-
-if TYPE_CHECKING:
-    from pccl.torch.scheduler import Scheduler
 
 EXPIRY_S = 1.0
 """Seconds between two attempts to abort a work after its deadline."""
@@ -79,7 +76,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Any,
         title: str,
         steps: Steps | None,
         queue: Hashable,
@@ -88,6 +85,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         tensors: Sequence[Any] = (),
     ) -> None:
         """Args:
+        scheduler: The group's `Scheduler`.
         steps: The call; None for a work that other code ends by `end`.
         queue: The queue where the work waits for its turn.
         tensors: The tensors of the result.
@@ -116,7 +114,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 try:
                     if self._is_launched:
                         self._is_launched = False
-                        scheduler.check(self._op, title)  # type: ignore[arg-type]
+                        scheduler.check(self._op, title)
                         self._spec = None
                     if self._spec is None:
                         self._spec = next(steps)

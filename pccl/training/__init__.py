@@ -20,9 +20,10 @@ from pccl.training.diloco.torch_optimizer import DiLoCoOptimizer
 from pccl.training.group.site import Site
 from pccl.training.spsa.spsa import SPSA, SPSAOptions, SPSAStep
 from pccl.training.spsa.step_log import LogError
-from pccl.training.state.checkpoint import Stateful, latest_checkpoint
+from pccl.training.state.checkpoint import latest_checkpoint
 from pccl.training.state.digests import DivergenceError
 from pccl.training.state.replica import local_shard
+from pccl.training.state.replicated_state import Stateful
 from pccl.training.state.tensor_file import CheckpointError
 
 __all__ = [

@@ -39,9 +39,9 @@ from pccl.training.ddp.refusals import (
 from pccl.training.group.membership import Admission, Membership, alike, fingerprint
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot
 from pccl.training.state.replica import default_torch_arithmetic, layout_of
-from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
+from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
     HeldTensors,
     assign,

@@ -31,8 +31,8 @@ from pccl.training.diloco.diloco import OuterLoop, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
 from pccl.training.group.membership import Admission
 from pccl.training.group.relaunch import Relaunched
-from pccl.training.state.checkpoint import Stateful
 from pccl.training.state.replica import Part, Replica, Vector
+from pccl.training.state.replicated_state import Stateful
 from pccl.training.step import GroupStep, checked_weight
 
 

@@ -30,9 +30,9 @@ from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot
 from pccl.training.state.replica import Vector, replica_of
-from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, frozen_parameters
+from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError, Shard
 from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
 from pccl.training.step import GroupStep, StepReport, checked_weight

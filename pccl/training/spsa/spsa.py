@@ -35,8 +35,8 @@ from pccl.training.spsa import step_log
 from pccl.training.spsa.grid import Grid, tensors_of
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
-from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
+from pccl.training.state.checkpoint import Checkpointed, Snapshot
+from pccl.training.state.replicated_state import ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.torch_state import assign, buffers_of, require_like
 from pccl.training.step import GroupStep, StepReport
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
+from pccl.training.state.replicated_state import ReplicatedState
 from pccl.training.state.tensor_file import (
     CheckpointError,
     Contents,
@@ -44,9 +45,6 @@ from pccl.training.state.tensor_file import (
     tensor_of,
 )
 
-if TYPE_CHECKING:
-    from pccl.training.state.replicated_state import ReplicatedState
-
 FORMAT = 2
 MANIFEST = "pccl"
 REST = "rest"
@@ -56,14 +54,6 @@ SUFFIX = ".safetensors"
 NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    """An object that can be saved with the model, such as a torch optimizer."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

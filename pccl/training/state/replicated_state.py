@@ -21,10 +21,17 @@ from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
 from pccl.training.group.relaunch import Outcome, own_number, reduce_among_all
 from pccl.training.state import codec
 from pccl.training.state.buffers import Buffers
-from pccl.training.state.checkpoint import Stateful
 from pccl.training.state.digests import Check, DivergenceError, Snapshot, digest_of
 from pccl.training.state.replica import local_shard
 from pccl.training.state.tensor_file import CheckpointError
+
+
+class Stateful(Protocol):
+    """An object that can be saved with the model, such as a torch optimizer."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @runtime_checkable
