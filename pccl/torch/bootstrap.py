@@ -1,15 +1,12 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
-1. The first rank starts a master and writes its address and a random token into the store. The address is the one
-   towards the store; a loopback address means that the rank shares a machine with the store, and readers replace it by
-   the store's host. In groups of three and more, the next ranks start standbys.
+1. The first rank starts a master and writes its address and a random token into the store. In groups of three and more,
+   the next ranks start standbys.
 2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then tells each rank
    which peer has which rank.
-3. The same group may be formed again with the same store. So the first rank deletes what it wrote before it takes part
-   in the all_gather: all have read it by then. A rank that finds the record of a dead rank cannot connect, and reads
-   again.
-4. A rank that loses its masters before all ranks are there, e.g. because processes stand still for seconds, retries
-   until its timeout. The masters stay the same while it does.
+3. The first rank deletes what it wrote, since the same group may be formed again with the same store. A rank that finds
+   the record of a dead rank cannot connect, and reads again.
+4. A rank that loses its masters before all ranks are there retries until its timeout.
 5. With PCCL_MASTER in the environment the default group joins that run instead, and starts no master.
 """
 
@@ -19,8 +16,11 @@ import json
 import logging
 import os
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,10 +29,10 @@ from torch.distributed import DistStoreError
 
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
+from pccl.master_node import MasterNode
 from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
-from pccl.torch.hosting import Hosting, advertised_host, as_seen_from_here, token_of
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.torch")
@@ -101,9 +101,9 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
-            hosting = Hosting(advertised_host(host_of(store)))
             token = secrets.token_hex(16)
-            record = _Record(hosting.start_master(size, token), token)
+            hosting = Hosting(advertised_host(host_of(store)), token, founders=size)
+            record = _Record(hosting.address, token)
             store.set(KEY, json.dumps(record._asdict()))
             wait_for_ranks(store, _standby_keys(token, size), names, deadline_s)
             masters = _masters(store, record, size)
@@ -175,8 +175,8 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
                     hosting.retire(0.0)
                 if rank in _standby_ranks(size):
                     master = as_seen_from_here(found.address, host_of(store))
-                    hosting = Hosting(advertised_host(addresses.parse(master)[0]))
-                    store.set(f"{KEY}/{found.token}/{rank}", hosting.start_standby(master, found.token))
+                    hosting = Hosting(advertised_host(addresses.parse(master)[0]), found.token, standby_of=master)
+                    store.set(f"{KEY}/{found.token}/{rank}", hosting.address)
             is_replaced = partial(_is_replaced, store, found)
             if not wait_for_ranks(store, _standby_keys(found.token, size), names, deadline_s, is_replaced):
                 continue
@@ -260,3 +260,71 @@ def wait_for_ranks(
 
 def _left_s(deadline_s: float) -> float:
     return max(0.0, deadline_s - time.monotonic())
+
+
+# Masters in the processes of a group: the first rank of a world hosts its master, the next ones standbys. A master must
+# outlive its process's membership: the other ranks may still need its verdict on calls in flight. So it is *retired*.
+
+LOOPBACK = "127.0.0.1"
+LISTEN = "[::]:0"
+"""All interfaces: the ranks on this machine may dial loopback, the others another address."""
+LINGER_S = 10.0
+"""Seconds until a retired master stops."""
+STANDBY_LINGER_S = 3.0
+"""The same for a standby: it is needed only if the master is lost as well, and logs warnings about a lost master."""
+
+
+def advertised_host(towards: str = "") -> str:
+    """Return the host that other processes can dial.
+
+    In this order: PCCL_ADVERTISE; the source address towards the host `towards`; the address of this machine's name;
+    the source address towards the internet; the loopback address. A loopback address towards `towards` means that it
+    is this machine; readers replace it by `towards` as they see it (`as_seen_from_here`).
+    """
+    given = os.environ.get("PCCL_ADVERTISE", "")
+    if given:
+        return addresses.parse(given, default_port=0)[0]
+    if towards and (found := addresses.source_towards(towards)):
+        return LOOPBACK if addresses.is_loopback(found) else found
+    known = filter(None, [addresses.source_towards(socket.gethostname()), *addresses.source_addresses()])
+    return next((found for found in known if not addresses.is_loopback(found)), LOOPBACK)
+
+
+def as_seen_from_here(address: str, store_host: str) -> str:
+    """Return an address from the store at `store_host` as this process dials it: a loopback address there means the
+    store's machine."""
+    host, port = addresses.parse(address)
+    if store_host and not addresses.is_loopback(store_host):
+        (host,) = addresses.reachable([host], store_host)
+    return addresses.join(host, port)
+
+
+def token_of(given: str) -> str:
+    """Return the token of a world: PCCL_TOKEN, which is never sent, or else the one from the store."""
+    return os.environ.get("PCCL_TOKEN") or given
+
+
+class Hosting:
+    """A master, or a standby, of a process group in this process."""
+
+    def __init__(self, host: str, token: str, *, founders: int = 1, standby_of: str = "") -> None:
+        """Start the master of a run with this number of founders, or a standby of a master. PCCLError.
+
+        `host`: the host that others dial.
+        """
+        role: dict[str, Any] = {"standby_of": standby_of} if standby_of else {"founders": founders}
+        self._node = MasterNode(LISTEN, token=token_of(token), daemon=True, **role)
+        self._linger_s = STANDBY_LINGER_S if standby_of else LINGER_S
+        self._node.run()
+        self.address = addresses.join(host, addresses.parse(self._node.address)[1])
+        """The "host:port" for others."""
+
+    def retire(self, after_s: float | None = None) -> None:
+        """Stop the master after some seconds; None: after its linger time."""
+        timer = threading.Timer(self._linger_s if after_s is None else after_s, self._stop)
+        timer.daemon = True
+        timer.start()
+
+    def _stop(self) -> None:
+        with suppress(PCCLError):  # it stops later, or with the process
+            self._node.interrupt()

@@ -86,11 +86,6 @@ class GroupCalls:
         self._order = threading.Lock()
         """Held while a call enters its queue, so that the calls of several threads have one order."""
         self._coalescing = Coalescing()
-        self._times = False
-
-    def _enable_collectives_timing(self) -> None:
-        """Measure how long later collectives take, for `Work._get_duration`."""
-        self._times = True
 
     def _call(
         self,
@@ -129,8 +124,6 @@ class GroupCalls:
                 limit_s = seconds(getattr(options, "timeout", None), self._timeout_s)
                 work = self._work_type(scheduler, title, made.steps, queue, limit_s, made.is_light, tensors)
                 work.use, work.number = use, scheduler.calls
-                if self._times:
-                    work.be_timed()
                 if is_barrier:
                     after = scheduler.open_collectives()
                 scheduler.enter(work, after)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -37,11 +36,10 @@ from pccl.torch.tensors import (
     require_dense,
     require_one,
     require_root,
+    require_same_length,
     require_some,
 )
 from pccl.torch.work import PCCLWork
-
-_layout = attrgetter("layout")
 
 
 class CollectiveMethods(GroupCalls):
@@ -57,7 +55,7 @@ class CollectiveMethods(GroupCalls):
         opts, op = _options(opts, op, AllreduceOptions, timeout)
         given = _listed(tensors)
         require_some(what, given)
-        if torch.sparse_coo in map(_layout, given):
+        if any(each.layout is torch.sparse_coo for each in given):
             collectives.require_summable(what, given, op)
             return self._call(what, opts, collectives.all_reduce_sparse, (given,), given)
         require_alike(what, given)
@@ -142,8 +140,7 @@ class CollectiveMethods(GroupCalls):
         opts = opts if opts is not None else ReduceScatterOptions()
         outputs, inputs = list(outputs), list(inputs)
         require_some(what, inputs)
-        if len(outputs) != len(inputs):
-            raise fail(what, "requires input/output tensor lists to have the same length")
+        require_same_length(what, outputs, inputs)
         for output, given in zip(outputs, inputs, strict=True):
             self._require_parts(what, given, output, "input", "output")
         require_dense(what, outputs)
@@ -191,10 +188,8 @@ class CollectiveMethods(GroupCalls):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         lists, given = [list(each) for each in outputs], list(inputs)
-        if not given:
-            raise fail(what, "requires non-empty input tensor list")
-        if len(lists) != len(given):
-            raise fail(what, "requires input/output tensor lists to have the same length")
+        require_some(what, given, "input tensor list")
+        require_same_length(what, lists, given)
         for index, each in enumerate(lists):
             expected = self._size * len(given)
             if len(each) != expected:
@@ -223,8 +218,7 @@ class CollectiveMethods(GroupCalls):
         what = "allgather_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
         lists, given = [list(each) for each in output_lists], list(inputs)
-        if not given:
-            raise fail(what, "requires non-empty input tensor list")
+        require_some(what, given, "input tensor list")
         if len(lists) != self._size:
             raise fail(what, f"output lists should be equal to world size: {len(lists)} of {self._size}")
         for index, each in enumerate(lists):
@@ -250,8 +244,7 @@ class CollectiveMethods(GroupCalls):
         opts = opts if opts is not None else AllgatherOptions()
         whole, given = list(outputs), list(inputs)
         require_some(what, given)
-        if len(whole) != len(given):
-            raise fail(what, "requires input/output tensor lists to have the same length")
+        require_same_length(what, whole, given)
         for output, tensor in zip(whole, given, strict=True):
             self._require_parts(what, output, tensor, "output", "input")
         return self._call(what, opts, collectives.all_gather_wholes, (whole, given), whole, given)

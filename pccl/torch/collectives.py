@@ -1,10 +1,7 @@
 """The collectives of c10d as steps of ops.
 
-Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Its steps
-run when it is the call's turn, perhaps in another thread.
-
-Results go directly into tensors that the engine can use, and otherwise into a copy on the host, and the steps copy them
-back.
+Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Results go
+directly into tensors that the engine can use, and otherwise into a copy on the host, which the steps copy back.
 """
 
 from __future__ import annotations
@@ -50,8 +47,7 @@ def all_reduce(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], reduction: R
     given = host if host is tensor else stand_in(tensor)
     if len(tensors) > 1:
         given = _reduced_here([stand_in(each) for each in tensors], reduction)
-    if reduction.factor is not None:
-        given = premultiplied(given, reduction.factor)
+    given = premultiplied(given, reduction.factor)
 
     def steps() -> Steps:
         yield from _reduce(specs, tag, given, host, reduction)
@@ -104,8 +100,7 @@ def all_reduce_together(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], red
     if len(tensors) == 1:
         return all_reduce(specs, tag, tensors, reduction)
     given = joined(tensors)
-    if reduction.factor is not None:
-        given = premultiplied(given, reduction.factor)
+    given = premultiplied(given, reduction.factor)
 
     def steps() -> Steps:
         yield from _reduce(specs, tag, given, given, reduction)
@@ -122,8 +117,7 @@ def reduce(specs: OpSpecs, tag: int, tensor: Tensor, reduction: Reduction, root:
         return all_reduce(specs, tag, [tensor], reduction)
     given = stand_in(tensor)
     host = room_for(tensor) if is_root else given
-    if reduction.factor is not None:
-        given = premultiplied(given, reduction.factor)
+    given = premultiplied(given, reduction.factor)
 
     def steps() -> Steps:
         if reduction.fold is None and given.numel():
@@ -182,7 +176,7 @@ def all_gather_lists(specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor
 
     def steps() -> Steps:
         if is_one:
-            yield from all_gathered(specs, tag, send, as_one_array(first, rows))
+            yield from all_gathered(specs, tag, send, first[0].detach().as_strided(rows, (count, 1)))
             note_written(first[1:])  # each may have a version of its own
         else:
             with specs.scratch.rows(rows, send.dtype) as host:
@@ -247,8 +241,7 @@ def all_gather_wholes(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given
 def reduce_scatter(specs: OpSpecs, tag: int, output: Tensor, given: Tensor, reduction: Reduction) -> Plan:
     """Reduce `given`, which has a part for each rank, and put this rank's part of the result into `output`."""
     send, host = stand_in(given), room_for(output)
-    if reduction.factor is not None:
-        send = premultiplied(send, reduction.factor)
+    send = premultiplied(send, reduction.factor)
 
     def steps() -> Steps:
         yield from _reduce_scatter(specs, tag, send, host, reduction)
@@ -287,8 +280,7 @@ def reduce_scatter_lists(
     if all(each.numel() == output.numel() for each in given):
         return reduce_scatter(specs, tag, output, joined(given), reduction)
     send, host = joined(given), room_for(output)
-    if reduction.factor is not None:
-        send = premultiplied(send, reduction.factor)
+    send = premultiplied(send, reduction.factor)
     first = sum(each.numel() for each in given[: specs.rank])
 
     def steps() -> Steps:
@@ -307,8 +299,7 @@ def reduce_scatter_together(
     """Do several reduce_scatters in one op."""
     rows = [stand_in(each).reshape(specs.size, -1) for each in given]
     send = torch.cat(rows, dim=1)
-    if reduction.factor is not None:
-        send = premultiplied(send, reduction.factor)
+    send = premultiplied(send, reduction.factor)
     host = torch.empty(send.shape[1], dtype=send.dtype, device="cpu")
 
     def steps() -> Steps:
@@ -341,11 +332,6 @@ def recv(specs: OpSpecs, tag: int, tensor: Tensor, from_: int) -> Plan:
 
 
 # Several tensors in one array.
-
-
-def as_one_array(tensors: Sequence[Tensor], rows: tuple[int, int]) -> Tensor:
-    """Return tensors that lie one behind the other (`tensors.is_one_array`) as the rows of one."""
-    return tensors[0].detach().as_strided(rows, (rows[1], 1))
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,12 +1,5 @@
 """What a process group does when ranks are lost: c10d's fault tolerance, for `ProcessGroupPCCL`.
 
-`get_error` returns what has happened to the group without this process asking for it:
-
-    SUCCESS        no failure; also after `abort`, and after `reconfigure`
-    TIMEOUT        a call has timed out
-    REMOTE_ERROR   another rank was lost, or has left
-    COMM_ERROR     anything else: this process was excluded from the run, or has lost its master
-
 Abort hooks are called before `abort` takes effect, and after the first failed call of a world. The latter happens in
 the group's progress thread, so waiting callers may get the error first.
 """
@@ -119,7 +112,8 @@ class FaultTolerance(GroupCalls):
         return error
 
     def get_error(self) -> Any:
-        """Return what has happened to the group: see the module."""
+        """Return c10d's ErrorType: SUCCESS (also after `abort` and `reconfigure`), TIMEOUT, REMOTE_ERROR (another rank
+        was lost or has left), or COMM_ERROR (this process was excluded from the run, or has lost its master)."""
         failure = self._scheduler.current_failure()
         if failure is None or failure.result is Result.NOT_INITIALIZED:
             return ErrorType.SUCCESS

@@ -1,17 +1,15 @@
 """The memory that the calls of a group read and write: a call waits for earlier ones that conflict with it.
 
 Users of torch expect calls on one tensor to run in order: two all_reduces in a row sum it twice, even without a wait
-between them. Calls of different queues overlap, so a call that would write what an earlier one reads or writes, or read
-what it writes, starts after it. All ranks make the calls of a group in one order, so this cannot deadlock.
-
-Hundreds of calls may be in flight, so spans are kept sorted.
+between them. All ranks make the calls of a group in one order, so this cannot deadlock. Hundreds of calls may be in
+flight, so spans are kept sorted.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -55,45 +53,35 @@ def _span(tensor: Tensor) -> Span:
     return start, start + (last + 1) * tensor.element_size()
 
 
-Owner = TypeVar("Owner", bound=Hashable)
-Entry = tuple[int, int, int, bool]
-"""Start and end of a span, its unique number, and whether it is written."""
+Owner = TypeVar("Owner")
 
 
 class Uses(Generic[Owner]):
     """The memory that the open calls of a group use. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
-        self._owners: dict[int, Owner] = {}
+        self._entries: list[tuple[int, int, int, bool, Owner]] = []
+        """Start and end of a span, its unique number, whether it is written, and by which call."""
         self._numbers = itertools.count()
-        self._entries_of: dict[Owner, list[Entry]] = {}
         self._longest = 0
 
     def add(self, owner: Owner, use: Use) -> None:
         for (start, end), is_written in use.spans():
-            entry = (start, end, next(self._numbers), is_written)
-            insort(self._entries, entry)
-            self._owners[entry[2]] = owner
-            self._entries_of.setdefault(owner, []).append(entry)
+            insort(self._entries, (start, end, next(self._numbers), is_written, owner))
             self._longest = max(self._longest, end - start)
 
     def remove(self, owner: Owner) -> None:
-        for entry in self._entries_of.pop(owner, ()):
-            del self._entries[bisect_left(self._entries, entry)]
-            del self._owners[entry[2]]
-        if not self._entries:
-            self._longest = 0
+        self._entries = [entry for entry in self._entries if entry[4] != owner]
+        self._longest = self._longest if self._entries else 0
 
     def disturbed_by(self, use: Use) -> list[Owner]:
         """Return the calls that conflict with a use of memory."""
         found: dict[Owner, None] = {}
         for (start, end), is_written in use.spans():
-            place = bisect_left(self._entries, (start - self._longest,))
-            for index in range(place, len(self._entries)):
-                first, behind, number, writes = self._entries[index]
+            for index in range(bisect_left(self._entries, (start - self._longest,)), len(self._entries)):
+                first, behind, _, writes, owner = self._entries[index]
                 if first >= end:
                     break
                 if behind > start and (is_written or writes):
-                    found[self._owners[number]] = None
+                    found[owner] = None
         return list(found)

@@ -1,10 +1,7 @@
-"""Ops of a process group in the engine's terms.
+"""Ops of a process group in the engine's terms, on flat arrays.
 
 The number of ranks is fixed, so each spec has its buffers from the beginning. The survivors of a loss must not execute
 an op among themselves: `Fixed` lets it fail on all of them.
-
-Ops describe flat arrays. As with other backends, ranks may pass tensors of different shapes and equal numbers of
-elements.
 """
 
 from __future__ import annotations

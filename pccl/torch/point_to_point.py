@@ -44,34 +44,22 @@ MONITOR_TAG = INNER_PAIR_TAG + 2**10
 ACKNOWLEDGE_TAG = MONITOR_TAG + 1
 
 
-class _AnySourceWork(PCCLWork):
-    """The work of a recv from any rank. It has no steps: the posted recv whose tensor it takes ends it."""
+class _WantedWork(PCCLWork):
+    """The work of a recv without an op of its own: the posted recv whose tensor it takes ends it."""
 
     def __init__(
-        self, scheduler: Scheduler, tag: int, timeout_s: float, withdraw: Callable[[_AnySourceWork], bool]
+        self, scheduler: Scheduler, title: str, what: str, timeout_s: float, withdraw: Callable[[_WantedWork], bool]
     ) -> None:
         """`withdraw(work)` returns False if the work has a tensor already; otherwise it will get none."""
-        super().__init__(scheduler, "recv_anysource", None, object(), timeout_s, False)
-        self._tag = tag
+        super().__init__(scheduler, title, None, object(), timeout_s, False)
+        self._what = what
         self._withdraw = withdraw
 
     def expire(self) -> None:
         if self.is_completed() or self._left_s() > 0 or not self._withdraw(self):
             return
-        text = f"no rank has sent a tensor with tag {self._tag} within {self._timeout_s:g} s"
+        text = f"{self._what} within {self._timeout_s:g} s"
         self.end(None, self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
-
-
-class _TakenWork(PCCLWork):
-    """The work of a recv that takes over a posted one."""
-
-    def __init__(self, scheduler: Scheduler, posted: PCCLWork, timeout_s: float) -> None:
-        super().__init__(scheduler, "recv", None, object(), timeout_s, False)
-        self._posted = posted
-        posted.limit(timeout_s)
-
-    def expire(self) -> None:
-        self._posted.expire()
 
 
 class _Posted(NamedTuple):
@@ -82,8 +70,11 @@ class _Posted(NamedTuple):
 
 
 class _Wanted(NamedTuple):
+    """A recv that takes the tensor of a posted one: from `src`, or None: from any rank."""
+
     work: PCCLWork
     tensor: Tensor
+    src: int | None
     end_event: Callable[[], None] | None
     """Ends the profiler's event, if there is one."""
 
@@ -95,9 +86,9 @@ class PointToPointMethods(GroupCalls):
         super().__init__()
         self._posting = threading.RLock()
         self._posted: dict[tuple[int, int], deque[_Posted]] = {}
-        """Recvs that no recv with a source has taken yet, by rank and tag."""
+        """Recvs whose tensors no other recv has taken yet, by rank and tag."""
         self._wanted: dict[int, deque[_Wanted]] = {}
-        """Recvs from any rank, by tag."""
+        """Recvs that wait for posted ones, by tag."""
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
         """Send a tensor to a rank, which has received it when the work is over. `waits`: the caller only waits."""
@@ -117,7 +108,9 @@ class PointToPointMethods(GroupCalls):
             with self._posting:
                 posted = self._posted.get((src, tag))
                 if posted:
-                    return self._take(posted.popleft(), tensors[0], src, tag)
+                    if not any(each.src == src for each in self._wanted.get(tag, ())):
+                        self._require_like(posted[0].array, tensors[0], src, tag)
+                    return self._want("recv", tensors[0], tag, src)
         return self._go("recv", (src, "from", tag), plan, tensors[0], source=src, waits=waits)
 
     def _plain_plan(self, tensors: Sequence[Tensor], other: int, tag: int, is_sender: bool) -> Plan | None:
@@ -152,22 +145,9 @@ class PointToPointMethods(GroupCalls):
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> PCCLWork:
         """Receive the first tensor that any rank sends. `source_rank` of the work then returns the sender."""
         tensor = self._checked("recv_anysource", tensors, None, "source", tag)
-        scheduler = self._scheduler
-        if scheduler.failed is not None:
-            raise scheduler.failed
-        work = _AnySourceWork(scheduler, tag, self._timeout_s, partial(self._withdraw, tag))
-        end_event = profiling.begin(profiling.ANY_SOURCE, [tensor]) if profiling.is_on() else None
-        with self._posting:
-            self._wanted.setdefault(tag, deque()).append(_Wanted(work, tensor, end_event))
-            for src in range(self._size):
-                if src != self._rank and not self._posted.get((src, tag)):
-                    self._post(src, tag, tensor)
-            ready = [src for src in range(self._size) if self._is_here(src, tag)]
-        scheduler.enter(work)
-        scheduler.watch(work)
-        if ready:
-            self._deliver(ready[0], tag)
-        return work
+        if self._scheduler.failed is not None:
+            raise self._scheduler.failed
+        return self._want("recv_anysource", tensor, tag, None)
 
     def _checked(self, what: str, tensors: Sequence[Tensor], other: int | None, role: str, tag: int) -> Tensor:
         given = list(tensors)
@@ -211,7 +191,26 @@ class PointToPointMethods(GroupCalls):
             batch.append(work)
         return work
 
-    # Recvs from any rank.
+    # Recvs from any rank, and recvs that take a tensor posted for one of those.
+
+    def _want(self, title: str, tensor: Tensor, tag: int, src: int | None) -> PCCLWork:
+        scheduler = self._scheduler
+        sender = "no rank has" if src is None else f"{self._names.of(src)} has not"
+        what = f"{sender} sent a tensor with tag {tag}"
+        work = _WantedWork(scheduler, title, what, self._timeout_s, partial(self._withdraw, tag))
+        end_event = profiling.begin(profiling.ANY_SOURCE, [tensor]) if src is None and profiling.is_on() else None
+        scheduler.enter(work)
+        scheduler.watch(work)
+        sources = [rank for rank in range(self._size) if rank != self._rank] if src is None else [src]
+        with self._posting:
+            self._wanted.setdefault(tag, deque()).append(_Wanted(work, tensor, src, end_event))
+            for each in sources:
+                if not self._posted.get((each, tag)):
+                    self._post(each, tag, tensor)
+            ready = [each for each in sources if self._is_here(each, tag)]
+        if ready:
+            self._deliver(ready[0], tag)
+        return work
 
     def _post(self, src: int, tag: int, like: Tensor) -> None:
         array = torch.empty(like.shape, dtype=like.dtype, device="cpu")
@@ -238,20 +237,20 @@ class PointToPointMethods(GroupCalls):
         return bool(posted) and posted is not None and posted[0].work.is_completed()
 
     def _deliver(self, src: int, tag: int) -> None:
-        """Give what has arrived from a rank to the oldest recv from any rank."""
+        """Give what has arrived from a rank to the oldest recv that wants it."""
         with self._posting:
-            wanted = self._wanted.get(tag)
+            wanted = [each for each in self._wanted.get(tag, ()) if each.src in (None, src)]
             if not wanted or not self._is_here(src, tag):
                 return
-            work, tensor, end_event = wanted[0]
+            work, tensor, _, end_event = wanted[0]
             posted = self._posted[src, tag].popleft()
             error = posted.work.exception()
             if error is None and posted.array.numel() != tensor.numel():
                 self._posted[src, tag].appendleft(posted)
                 return
-            wanted.popleft()
-            if wanted and not self._posted[src, tag]:
-                self._post(src, tag, wanted[0].tensor)
+            self._wanted[tag].remove(wanted[0])
+            if len(wanted) > 1 and not self._posted[src, tag]:
+                self._post(src, tag, wanted[1].tensor)
         if end_event is not None:
             end_event()
         if error is None:
@@ -261,30 +260,14 @@ class PointToPointMethods(GroupCalls):
         else:
             work.end(None, error)
 
-    def _take(self, posted: _Posted, tensor: Tensor, src: int, tag: int) -> PCCLWork:
-        if posted.array.numel() != tensor.numel() or posted.array.dtype is not tensor.dtype:
+    def _require_like(self, posted: Tensor, tensor: Tensor, src: int, tag: int) -> None:
+        if posted.numel() != tensor.numel() or posted.dtype is not tensor.dtype:
             text = (
-                f"a recv from any rank has been waiting for {posted.array.numel()} elements of {posted.array.dtype} "
-                f"with tag {tag}, so {self._names.of(src)} must not send {tensor.numel()} of {tensor.dtype} with that "
-                f"tag: use another one"
+                f"a recv from any rank has been waiting for {posted.numel()} elements of {posted.dtype} with tag "
+                f"{tag}, so {self._names.of(src)} must not send {tensor.numel()} of {tensor.dtype} with that tag: use "
+                "another one"
             )
             raise fail("recv", text)
-        scheduler = self._scheduler
-        work = _TakenWork(scheduler, posted.work, self._timeout_s)
-        work.source = src
-        scheduler.enter(work)
-        scheduler.watch(work)
-
-        def hand_over() -> None:
-            error = posted.work.exception()
-            if error is None:
-                put_back(tensor, posted.array)
-                work.end([tensor], None)
-            else:
-                work.end(None, error)
-
-        posted.work.when_over(partial(self._scheduler.later, hand_over))
-        return work
 
     # The monitored barrier.
 

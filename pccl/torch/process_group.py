@@ -57,13 +57,6 @@ class BackendPCCL:
 
     getBackendName = name  # noqa: N815
 
-    @property
-    def options(self) -> Options:
-        return self._group.options
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._group.set_timeout(timeout)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_group"], name)
 
@@ -79,6 +72,9 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     """
 
     is_of_pccl = True
+    group_name = ""
+    group_desc = ""
+    bound_device_id: Any = None
 
     def __init__(
         self,
@@ -106,9 +102,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         super().__init__()
         self._store = store
         self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
-        self._group_name = name
-        self._group_desc = ""
-        self._bound_device: Any = None
+        self.group_name = name
         self._backend = BackendPCCL(self)
         called = "the default group" if is_default else f"process group {name or '?'}"
         names = Names(called, rank, global_ranks or range(size))
@@ -144,27 +138,19 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     def get_group_store(self) -> Any:
         return self._store
 
-    @property
-    def group_name(self) -> str:
-        return self._group_name
-
     def _set_group_name(self, name: str) -> None:
-        self._group_name = name
+        self.group_name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        return self._group_name
+        return self.group_name
 
     setGroupName = _set_group_name  # noqa: N815
 
-    @property
-    def group_desc(self) -> str:
-        return self._group_desc
-
     def _set_group_desc(self, text: str) -> None:
-        self._group_desc = text
+        self.group_desc = text
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        return self._group_desc
+        return self.group_desc
 
     setGroupDesc = _set_group_desc  # noqa: N815
 
@@ -181,18 +167,10 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     get_backend = _get_backend
 
     @property
-    def bound_device_id(self) -> Any:
-        return self._bound_device
-
-    @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
-        self._bound_device = device
-
-    @property
     def options(self) -> Options:
         """The group's settings."""
         timeout = timedelta(seconds=self._timeout_s)
-        return Options(timeout, self._group_name, self._names.global_ranks)
+        return Options(timeout, self.group_name, self._names.global_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default timeout of later calls."""
@@ -237,7 +215,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         ranks = sorted(new_ranks)
         if self._rank not in ranks:
             return None
-        name = group_name or f"{self._group_name}:split:{'_'.join(map(str, ranks))}"
+        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
         made = ProcessGroupPCCL(
             PrefixStore(f"{name}/", self._store),
             ranks.index(self._rank),
@@ -246,7 +224,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
             global_ranks=[self._names.global_ranks[rank] for rank in ranks],
             name=name,
         )
-        made._set_group_desc(group_desc or f"{self._group_desc}:split")
+        made.group_desc = group_desc or f"{self.group_desc}:split"
         made.bound_device_id = self.bound_device_id
         return made
 

@@ -1,8 +1,7 @@
 """The calls of a process group as events of torch's profiler: "pccl:all_reduce" and so on, with the inputs' shapes.
 
-The names are those of torch's own backends. An event lasts from the call to its end. The profiler takes an event for
-asynchronous if it begins and ends in different threads, so each event ends in a thread of its own. Calls in threads
-without a profiler make no events.
+An event lasts from the call to its end. The profiler takes an event for asynchronous if it begins and ends in different
+threads, so each event ends in a thread of its own. Calls in threads without a profiler make no events.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Reconfiguring: a new membership for the same process group object, as torch 2.15 defines it.
 
-Each process group object has a *handle* (`get_reconfigure_handle`), which the program passes to the other processes. It
-names a c10d TCPStore that starts with the handle. All ranks of the next *world* call `reconfigure` with one new uuid
-and the same handles; their order gives the ranks:
+Each process group object has a *handle* that names a c10d TCPStore, which starts with the handle. All ranks of the next
+*world* call `reconfigure` with one new uuid and the same handles; their order gives the ranks:
 
-    1  The present world is left. Its calls in flight fail, here at once and elsewhere as after a loss, so a rank that
-       is left out gets an error and need not take part.
+    1  The present world is left, and its calls in flight fail.
     2  All ranks check in at the store of the first handle. An error names the ranks that do not.
     3  They meet through that store, exactly as in `init_process_group` (`bootstrap`).
 
-A failed attempt fails on all ranks that take part, within the timeout. The group then has no world: calls raise the
-reason, and another reconfigure with another uuid may follow. Handles stay valid for the life of the object.
-
-A uuid is used once, whether it succeeds or not, so a late rank of a failed attempt never joins the next one. Handles
-contain 64 random bits each, and the token of the new run is stored under a digest of all handles.
+A failed attempt fails on all ranks that take part, within the timeout, and leaves the group without a world. A uuid is
+used once, whether it succeeds or not, so a late rank of a failed attempt never joins the next one.
 """
 
 from __future__ import annotations
@@ -27,6 +22,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -35,11 +33,9 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 from torch.distributed import distributed_c10d as c10d
 
 from pccl.runtime.network import addresses
-from pccl.runtime.threads.waking import Latch
 from pccl.torch import bootstrap
-from pccl.torch.bootstrap import Meeting
+from pccl.torch.bootstrap import LOOPBACK, Meeting, advertised_host
 from pccl.torch.errors import Names
-from pccl.torch.hosting import LOOPBACK, advertised_host
 from pccl.types import Result
 
 PROBE_S = 0.5
@@ -225,42 +221,31 @@ def _require_alive(handle: Handle) -> None:
 
 def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
     """Return `call()`, made in a thread: a store whose host is cut off may never answer. RendezvousError."""
-    done, lock = Latch(), threading.Lock()
-    found: list[Any] = []
-    is_abandoned = False
+    meeting: Future[Meeting] = Future()
 
     def run() -> None:
-        outcome: Any
         try:
-            outcome = call()
+            found = call()
         except BaseException as error:
-            outcome = error
-        with lock:
-            found.append(outcome)
-        done.set()
-        if is_abandoned:
-            leave()
-
-    def leave() -> None:
-        if isinstance(found[0], Meeting):
-            found[0].leave("reconfigure was interrupted there")
+            with suppress(InvalidStateError):
+                meeting.set_exception(error)
+            return
+        try:
+            meeting.set_result(found)
+        except InvalidStateError:  # the caller has gone on
+            found.leave("reconfigure was interrupted there")
 
     threading.Thread(target=run, name="pccl reconfigure", daemon=True).start()
     try:
-        done.wait(limit_s)
-    except BaseException:
-        with lock:
-            is_abandoned = True
-        if found:
-            leave()
+        return meeting.result(limit_s)
+    except BaseException as error:
+        if not meeting.cancel():
+            if meeting.exception() is None:
+                meeting.result().leave("reconfigure was interrupted there")
+        elif isinstance(error, FutureTimeoutError):
+            text = f"timed out after {limit_s:g} s: the store of the first handle does not answer"
+            raise RendezvousError(text) from None
         raise
-    with lock:
-        is_abandoned = not found
-    if is_abandoned:
-        raise RendezvousError(f"timed out after {limit_s:g} s: the store of the first handle does not answer")
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]  # type: ignore[no-any-return]
 
 
 def forget_ranks(group: Any, size: int) -> None:

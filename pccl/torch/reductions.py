@@ -105,7 +105,9 @@ def arithmetic(tensor: Tensor) -> Tensor:
 
 
 def premultiplied(tensor: Tensor, factor: Any) -> Tensor:
-    """Return a new tensor, the given one times the factor."""
+    """Return a new tensor, the given one times the factor; None: the given one."""
+    if factor is None:
+        return tensor
     if isinstance(factor, torch.Tensor):
         factor = factor.to(tensor.device)
     with torch.no_grad():

@@ -1,24 +1,18 @@
 """The order of a group's calls.
 
-c10d matches the collectives of a group by the order of each rank's calls; pccl matches ops by tags. So calls
-are spread over a fixed number of *queues*, round robin, on every rank alike. Each queue has one tag:
+c10d matches the collectives of a group by the order of each rank's calls; pccl matches ops by tags. So calls are spread
+over `QUEUES` queues, round robin, on every rank alike. Each queue has one tag. There are few, because the first op of a
+tag costs more than later ones, which take the fast path.
 
-1. Call n of a group takes queue n mod QUEUES. Arguments are checked before a call counts, so a call that raises
-   ArgumentError has not been made.
-2. A work starts when all earlier ones of its queue are over. So a tag is never in flight twice, calls of one queue
-   match in order, and calls of different queues overlap.
+1. Call n of a group takes queue n mod QUEUES. A call that raises ArgumentError does not count.
+2. A work starts when all earlier ones of its queue are over, so a tag is never in flight twice.
 3. A point-to-point call has a queue for its pair, direction and tag, and no number.
-4. The membership of a group is fixed. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), and so
-   do all calls after the first loss (`failed`).
-5. A rank that leaves on purpose, because it has finished, must not disturb a send and recv of two others. The new view
-   aborts both, and both repeat them (`may_repeat`). After any other loss they fail: the partner may have seen that loss
-   and stopped.
-6. All ranks must see the same loss, because they form the next group without the lost ranks, and a rank that has seen
-   it leaves this group, perhaps before others look. So of the ranks that left on purpose only the first counts, in
-   addition to all that were lost (`_lost`).
-7. A work that never starts blocks its queue on the other ranks, so a group whose work expires in the queue fails.
-
-The number of queues is small because the first op of a tag costs more than later ones, which take the fast path.
+4. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), as do all calls after the first loss.
+5. A rank that leaves on purpose aborts the sends of two others by its new view; both repeat them (`may_repeat`). After
+   any other loss they fail.
+6. All ranks must see the same loss, because they form the next group without the lost ranks. So of the ranks that left
+   on purpose only the first counts, in addition to all that were lost (`_lost`).
+7. A group whose work expires in its queue fails: the work blocks that queue on the other ranks.
 """
 
 from __future__ import annotations
@@ -76,6 +70,7 @@ class Scheduler:
         """Works that are about to be started."""
         self._starting = threading.local()
         self._progress = Progress(f"pccl {names.group}")
+        self.later = self._progress.later
         self._deadlines = Deadlines(f"pccl deadlines of {names.group}", self._watched, self._expire)
 
     # Calls.
@@ -151,10 +146,6 @@ class Scheduler:
         """Return the open collectives that conflict with a use of memory."""
         with self._lock:
             return self._uses.disturbed_by(use)
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Make a call in the progress thread."""
-        self._progress.later(call)
 
     def stop(self) -> None:
         """End the group's threads after what they are doing."""

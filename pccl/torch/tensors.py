@@ -1,9 +1,8 @@
 """Tensors as memory that the engine reads and writes.
 
-The engine works on contiguous host memory. Tensors in such memory are used in place. Others (strided, on a device, lazy
-conjugates) get a contiguous copy on the host (`stand_in`), and results are copied back (`put_back`).
-
-Collectives that only move elements take any dtype: those that the engine cannot reduce travel as bytes.
+Tensors in contiguous host memory are used in place. Others (strided, on a device, lazy conjugates) get a contiguous
+copy on the host (`stand_in`), and results are copied back (`put_back`). Collectives that only move elements take any
+dtype: those that the engine cannot reduce travel as bytes.
 """
 
 from __future__ import annotations
@@ -23,23 +22,7 @@ from pccl.types import DataType
 Tensor = Any
 """A torch.Tensor. pccl is checked without torch, whose types are then unknown."""
 
-REDUCIBLE: dict[Any, DataType] = {
-    getattr(torch, name): dtype
-    for name, dtype in (
-        ("uint8", DataType.UINT8),
-        ("int8", DataType.INT8),
-        ("uint16", DataType.UINT16),
-        ("int16", DataType.INT16),
-        ("uint32", DataType.UINT32),
-        ("int32", DataType.INT32),
-        ("uint64", DataType.UINT64),
-        ("int64", DataType.INT64),
-        ("float16", DataType.FLOAT16),
-        ("bfloat16", DataType.BFLOAT16),
-        ("float32", DataType.FLOAT),
-        ("float64", DataType.DOUBLE),
-    )
-}
+REDUCIBLE: dict[Any, DataType] = {dtype.to_torch_dtype(): dtype for dtype in DataType}
 """The engine's type for each dtype that it can reduce."""
 
 
@@ -200,9 +183,14 @@ def require_alike(what: str, tensors: Sequence[Tensor]) -> None:
             raise fail(what, f"invalid tensor size at index {index} ({sizes})")
 
 
-def require_some(what: str, tensors: Sequence[Tensor]) -> None:
+def require_some(what: str, tensors: Sequence[Tensor], kind: str = "tensor list") -> None:
     if not tensors:
-        raise fail(what, "requires non-empty tensor list")
+        raise fail(what, f"requires non-empty {kind}")
+
+
+def require_same_length(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    if len(outputs) != len(inputs):
+        raise fail(what, "requires input/output tensor lists to have the same length")
 
 
 def require_one(what: str, tensors: Sequence[Any], kind: str = "tensor list") -> None:

@@ -3,11 +3,9 @@
     from pccl.torch.torchft import ProcessGroupPCCL
     manager = torchft.Manager(pg=ProcessGroupPCCL(timeout=timedelta(seconds=60)), ...)
 
-With each new quorum the Manager calls `configure` (torchft 0.1 and 0.2) or `reconfigure` (0.3 and later). pccl reports
-a loss to all ranks within milliseconds, with the reason and one outcome: an all-reduce in flight succeeds on all
-survivors or on none, so all commit the step, or none does.
-
-Without torchft the class has the same methods, for other managers.
+With each new quorum the Manager calls `configure` (torchft 0.1 and 0.2) or `reconfigure` (0.3 and later). An all-reduce
+in flight succeeds on all survivors or on none, so all commit the step, or none does. Without torchft the class has the
+same methods, for other managers.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Protocol
 
 from pccl._session_holder import SessionErrors
 from pccl.communicator import Communicator
@@ -25,14 +24,16 @@ LEFT = "left"
 LOCAL_RING: Ring = (0,)
 
 
-class Op(Protocol):
-    """An op in flight."""
+class LocalOp:
+    """A copy, which is over when the launch returns."""
 
-    @property
-    def is_over(self) -> bool: ...
+    is_over = True
 
     def join_started(self) -> None:
-        """Wait in the engine for an op on the fast path; return at once for any other op."""
+        return
+
+
+Op = PendingOp | LocalOp
 
 
 class Transport:
@@ -100,15 +101,6 @@ class Transport:
     def require_alive(self) -> None:
         """Raise PCCLError if the session has ended."""
         self.communicator._inner.view("membership")
-
-
-class LocalOp:
-    """A copy, which is over when the launch returns."""
-
-    is_over = True
-
-    def join_started(self) -> None:
-        return
 
 
 class LocalTransport(Transport):

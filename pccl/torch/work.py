@@ -1,15 +1,9 @@
 """The work of one call: the object that c10d gives to the caller.
 
 A call is a generator of *steps*: it yields the ops that the engine is to execute, one at a time, and returns the call's
-result. Between two ops it copies, folds and prepares the next op. Most calls are one op.
-
-`PCCLWork.advance` is the only loop that executes a call:
-
-    waits        the caller waits for the call: its thread executes all steps, on the engine's fast path
-    otherwise    it returns as soon as an op is in flight. The thread that completes the op continues: the engine's
-                 thread if the steps are *light*, i.e. only inspect results; otherwise the progress thread
-
-One thread at a time executes the steps, because one op at a time is in flight.
+result. `PCCLWork.advance` is the only loop that executes a call. With `waits` the caller's thread executes all steps,
+on the engine's fast path. Otherwise it returns as soon as an op is in flight, and the thread that completes the op
+continues: the engine's thread if the steps are *light*, i.e. only inspect results; otherwise the progress thread.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -29,13 +23,10 @@ from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.threads.waking import Latch
-from pccl.torch.errors import BackendError
 from pccl.torch.memory_use import UNUSED, Use
 from pccl.torch.transport import Op
 from pccl.types import Result
 
-WORK_SUCCESS, WORK_TIMEOUT, WORK_COMM_ERROR, WORK_UNKNOWN = 0, 1, 2, 100
-"""Results of a work as c10d's `WorkResult` numbers them."""
 EXPIRY_S = 1.0
 """Seconds between two attempts to abort a work after its deadline."""
 
@@ -51,26 +42,6 @@ def seconds(timeout: Any, default_s: float) -> float:
         return default_s
     found = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return found if found > 0 else default_s
-
-
-class Driver(Protocol):
-    """The scheduler of a work: see `Scheduler`."""
-
-    def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op: ...
-
-    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None: ...
-
-    def check(self, op: Op, title: str) -> None: ...
-
-    def cancel(self, op: Op, title: str, timeout_s: float) -> None: ...
-
-    def may_repeat(self, spec: OpSpec, error: PCCLError) -> bool: ...
-
-    def failure(self, title: str, error: PCCLError, spec: OpSpec | None = None) -> BackendError: ...
-
-    def later(self, call: Callable[[], None]) -> None: ...
-
-    def finished(self, work: Any) -> None: ...
 
 
 @outside_graphs
@@ -89,8 +60,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     """Whether it had no blockers from the beginning. Owned by the scheduler."""
     is_watched = False
     """Whether the deadline is enforced by the background thread. Owned by the scheduler."""
-    is_timed = False
-    _began_s = _ended_s = 0.0
     _op: Op | None = None
     """The last op."""
     _is_launched = False
@@ -107,7 +76,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        scheduler: Driver,
+        scheduler: Any,
         title: str,
         steps: Steps | None,
         queue: Hashable,
@@ -116,6 +85,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         tensors: Sequence[Any] = (),
     ) -> None:
         """Args:
+        scheduler: The group's `Scheduler`.
         steps: The call; None for a work that other code ends by `end`.
         queue: The queue where the work waits for its turn.
         tensors: The tensors of the result.
@@ -144,7 +114,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 try:
                     if self._is_launched:
                         self._is_launched = False
-                        scheduler.check(self._op, title)  # type: ignore[arg-type]
+                        scheduler.check(self._op, title)
                         self._spec = None
                     if self._spec is None:
                         self._spec = next(steps)
@@ -196,8 +166,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         with self._lock:
             if self._done.is_set():
                 return
-            if self.is_timed:
-                self._ended_s = monotonic()
             self._value, self._error = value, error
             futures, self._futures = self._futures, []
             callbacks, self._callbacks = self._callbacks, []
@@ -219,10 +187,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 return
         callback()
 
-    def be_timed(self) -> None:
-        """Measure the time from now on."""
-        self.is_timed, self._began_s = True, monotonic()
-
     def register(self, tensors: Sequence[Any]) -> None:
         """Let `wait_tensor` of one of the tensors wait for this work: graphs may take them in flight."""
         _in_registry[id(self)] = self
@@ -239,10 +203,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def _left_s(self) -> float:
         return max(0.0, self.deadline_s - monotonic())
-
-    def limit(self, timeout_s: float) -> None:
-        """Set the deadline, counted from now."""
-        self._timeout_s, self.deadline_s = timeout_s, monotonic() + timeout_s
 
     def expire(self) -> None:
         """Abort the work if its deadline has passed. May block."""
@@ -313,40 +273,15 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
         over: Any = torch.futures.Future(devices=devices or None)
         future = over.then(lambda _: self._delivered())
-        self._complete_later(over)
-        return future
-
-    def get_future_result(self) -> Any:
-        """Return a torch.futures.Future of c10d's `WorkResult` number."""
-        over: Any = torch.futures.Future()
-        future = over.then(lambda _: self._outcome())
-        self._complete_later(over)
-        return future
-
-    def _complete_later(self, over: Any) -> None:
         with self._lock:
             if not self._done.is_set():
                 self._futures.append(over)
-                return
+                return future
         _complete([over])
-
-    def _outcome(self) -> int:
-        if self._error is None:
-            return WORK_SUCCESS
-        if not isinstance(self._error, BackendError):
-            return WORK_UNKNOWN
-        return WORK_TIMEOUT if self._error.result is Result.TIMEOUT else WORK_COMM_ERROR
+        return future
 
     def _get_sequence_number(self) -> int:
         return self.number
-
-    def _get_duration(self) -> float:
-        """Return the duration in milliseconds. RuntimeError before the end, or if timing is off."""
-        if not self.is_timed:
-            raise RuntimeError(f"{self.title} was not timed: call _enable_collectives_timing of its group before it")
-        if not self._done.is_set():
-            raise RuntimeError(f"{self.title} is not over: wait for it first")
-        return (self._ended_s - self._began_s) * 1e3
 
     def _delivered(self) -> Any:
         if self._error is not None:

@@ -1,15 +1,4 @@
-"""A step of a training object on all peers: begin, averages, land, commit, admission; and its report.
-
-`DiLoCo`, `AsyncDiLoCo`, `DDP` and `SPSA` make their steps with a `GroupStep`. The calls on all peers, in this order:
-
-    begin             align shared objects, launch the digest comparison that is due
-    claim             claim the samples of this step, before its average is launched
-    launch_buffers    launch the exchange of a module's buffers
-    land              wait for the comparison and the buffers, before the step changes anything
-    commit            mark the samples of the peers in the average as used
-    admit             let newcomers in
-    end               take a digest snapshot if a comparison is due
-"""
+"""A step of a training object on all peers: begin, claim, averages, land, commit, admit, end; and its report."""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("torch")
 
 from pccl.runtime.network import addresses
-from pccl.torch.hosting import Hosting, advertised_host
+from pccl.torch.bootstrap import Hosting, advertised_host
 from pccl.torch.reconfigure import Reconfigurer
 
 OUTGOING = "192.0.2.7"
@@ -22,13 +21,6 @@ def on_a_host_whose_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PCCL_ADVERTISE", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.1.1")
     monkeypatch.setattr(addresses, "source_addresses", lambda: [OUTGOING])
-
-
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    made = Hosting("127.0.0.1")
-    yield made
-    made.retire(0.0)
 
 
 @pytest.mark.parametrize("store", ["127.0.0.1", "localhost", "127.0.1.1"])
@@ -50,7 +42,9 @@ def test_handle_avoids_loopback(store: str) -> None:
     reconfigurer.close()
 
 
-def test_master_listens_on_all_interfaces(hosting: Hosting) -> None:
+def test_master_listens_on_all_interfaces() -> None:
     """Other hosts dial it where they have the store."""
-    port = addresses.parse(hosting.start_master(2, "secret"))[1]
+    hosting = Hosting("127.0.0.1", "secret", founders=2)
+    port = addresses.parse(hosting.address)[1]
     socket.create_connection(("127.0.0.2", port)).close()
+    hosting.retire(0.0)

@@ -26,18 +26,13 @@ LIMIT_S = 30.0
 class _Hosting:
     """Masters that are addresses only."""
 
-    def __init__(self, host: str) -> None:
-        self.is_retired = False
-        _Hosting.made.append(self)
-
     made: list[_Hosting]
 
-    def start_master(self, founders: int, token: str) -> str:
-        return "127.0.0.1:1"
-
-    def start_standby(self, master: str, token: str) -> str:
-        self.master = master
-        return f"127.0.0.1:{10 + len(_Hosting.made)}"
+    def __init__(self, host: str, token: str, *, founders: int = 1, standby_of: str = "") -> None:
+        self.is_retired = False
+        _Hosting.made.append(self)
+        self.master = standby_of
+        self.address = f"127.0.0.1:{10 + len(_Hosting.made)}" if standby_of else "127.0.0.1:1"
 
     def retire(self, after_s: float | None = None) -> None:
         self.is_retired = True

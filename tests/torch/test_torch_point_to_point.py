@@ -178,6 +178,23 @@ def test_recv_from_any_rank_returns_source() -> None:
     assert run_ranks(3, script)[0] == expected
 
 
+def test_recvs_take_posted_tensors_in_order() -> None:
+    def script(rank: int) -> list[float]:
+        if rank == 1:
+            dist.barrier()
+            for number, count in enumerate((2, 2, 3)):
+                dist.send(torch.full((count,), float(number)), 0)
+            return []
+        tensors = [torch.zeros(count) for count in (2, 2, 3)]
+        works = [dist.irecv(tensors[0]), dist.irecv(tensors[1], 1), dist.irecv(tensors[2], 1)]
+        dist.barrier()
+        for work in works:
+            work.wait()
+        return [tensor[-1].item() for tensor in tensors]
+
+    assert run_ranks(2, script)[0] == [0.0, 1.0, 2.0]
+
+
 def test_loss_ends_recv() -> None:
     is_waiting = threading.Event()
 

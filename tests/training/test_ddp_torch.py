@@ -273,7 +273,7 @@ def test_untrainable_modules_are_refused(master: MasterNode) -> None:
     with pytest.raises(TypeError, match="quantization must be QuantizationOptions or None, not 'int8'"):
         DDP(communicator, module, optimizer, quantization=wrong)
     for name in ("admit_every", "bucket_bytes"):
-        with pytest.raises(ValueError, match=f"{name} 0: must be at least 1"):
+        with pytest.raises(ValueError, match=f"{name} 0 is not an integer of at least 1"):
             DDP(communicator, module, optimizer, **{name: 0})
     with pytest.raises(PCCLError, match="call join before") as refused:
         DDP(communicator, module, optimizer).step()

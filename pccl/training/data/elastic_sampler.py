@@ -8,15 +8,9 @@ draw next. A step:
     claim     all learn what each has trained on since its last claim, then launch the average
     commit    claims of the peers in the committed average are used; those of others are assigned again
 
-1. *Used once.* Peers draw disjoint positions. A claim is known to all before its average can commit: it is always
-   `samples_per_step`, or peers gather theirs before the average. Membership only shrinks between the two.
-2. *Assigned again* is a sample whose peer was lost before a step with it committed.
-3. *Drawn is not used.* `track` notes which batches of a DataLoader are handed out; only those are claimed.
-4. *Epochs end together.* `epoch` counts the epochs with every sample committed, and changes on all peers in the same
-   step. Batches are always full, so the next epoch may have begun before.
-5. The ledger is the sampler's `state_dict`, a part of the replicated state; all form the group after an admission.
-
-Ranks of a site share a stream with their own peer group alone: give each rank a part of the dataset of its own.
+A claim is known to all peers before its average can commit: it is always `samples_per_step`, or peers gather theirs
+before the average. The ledger is the sampler's `state_dict`, a part of the replicated state. Ranks of a site share a
+stream with their own peer group alone: give each rank a part of the dataset of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from numpy.typing import NDArray
 from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
 from pccl.training.data.sample_ledger import Ledger, Member, SampleLog
-from pccl.training.data.stream import Range, permutation
+from pccl.training.data.stream import SIZE_MAX, Range, permutation
 from pccl.training.group.relaunch import gather_among_all, own_number
 
 FORESEEN = 1024
@@ -94,22 +88,13 @@ class ElasticSampler:
             shuffle: False: each epoch is in the dataset's order.
             log: A file of this peer's own for its samples.
 
-        Raises ValueError, TypeError; OSError of the file.
+        Raises ValueError; OSError of the file.
         """
-        dataset_size, seed = _integer("dataset_size", dataset_size), _integer("seed", seed)
-        batch_size = _integer("batch_size", batch_size) if batch_size is not None else None
-        if samples_per_step is not None:
-            samples_per_step = _integer("samples_per_step", samples_per_step)
-        for name, value in (("batch_size", batch_size), ("samples_per_step", samples_per_step)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} {value}: must be at least 1")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed {seed}: must be from 0 to 2**64 - 1")
-        permutation(dataset_size, seed, 0)  # raises
-        self._seed = seed
+        dataset_size = as_int("dataset_size", dataset_size, 1, SIZE_MAX)
+        self._seed = seed = as_int("seed", seed, 0, 2**64 - 1)
         self._shuffle = shuffle
-        self._batch_size = batch_size
-        self._samples_per_step = samples_per_step
+        self._batch_size = None if batch_size is None else as_int("batch_size", batch_size, 1)
+        self._samples_per_step = None if samples_per_step is None else as_int("samples_per_step", samples_per_step, 1)
         self._ledger = Ledger(dataset_size)
         self._process = os.getpid()
         self._number = 0
@@ -143,10 +128,9 @@ class ElasticSampler:
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
-        batch_size = _integer("batch_size", batch_size)
-        if batch_size < 1 or self._batch_size is None:
-            raise ValueError(f"batch_size {batch_size}: must be at least 1, and was given when the sampler was made")
-        self._batch_size = batch_size
+        if self._batch_size is None:
+            raise ValueError("batch_size can be set only if it was given when the sampler was made")
+        self._batch_size = as_int("batch_size", batch_size, 1)
 
     @property
     def samples_per_step(self) -> int | None:
@@ -160,10 +144,9 @@ class ElasticSampler:
     def __len__(self) -> int:
         """Return this peer's batches of an epoch (indices, without `batch_size`) with the present members."""
         members = self._ledger.members
-        share = members[self._own].block if members else self._block
-        rounds = -(-self.dataset_size // sum(member.block for member in members)) if members else 1
-        if not members:
-            share = self.dataset_size
+        share, rounds = self.dataset_size, 1
+        if members:
+            share, rounds = members[self._own].block, -(-share // sum(member.block for member in members))
         batch = self._batch_size or 1
         return rounds * -(-share // batch) if self._samples_per_step else -(-rounds * share // batch)
 
@@ -193,9 +176,7 @@ class ElasticSampler:
 
     def batches(self, batch_size: int | None = None) -> Iterator[NDArray[np.int64]]:
         """Yield indices as arrays of `batch_size` (None: the sampler's), without an end; each counts as trained on."""
-        size = batch_size or self._batch_size
-        if not size or size < 1:
-            raise ValueError(f"batch_size {batch_size}: must be at least 1")
+        size = as_int("batch_size", self._batch_size if batch_size is None else batch_size, 1)
         return self._draws(lambda: size, is_endless=True)
 
     def track(self, loader: Any) -> Iterator[Any]:
@@ -237,7 +218,7 @@ class ElasticSampler:
         if self._generation != self._ledger.generation:
             self._generation = self._ledger.generation
             self._own = self._ledger.index(self._number)
-            self._drawn = self._ledger.claimed(self._own)
+            self._drawn = self._ledger.counts[self._own]
         if self._samples_per_step is not None:
             count = min(count, self._samples_per_step - self._drawn % self._samples_per_step)
         self._drawn += count
@@ -407,13 +388,6 @@ class ElasticSampler:
     @property
     def _block(self) -> int:
         return self._samples_per_step or self._batch_size or 32
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return as_int(name, value)
-    except ValueError as error:
-        raise TypeError(str(error)) from None
 
 
 def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> dict[int, list[int]]:

@@ -1,19 +1,14 @@
 """The ledger of what a group has used of a data stream, and a peer's log of it.
 
-Position g of the endless stream is sample g mod N of epoch g div N. The ledger knows which positions are used, and
-which member may use which of the others next. It changes by what all peers have alike:
+Position g of the endless stream is sample g mod N of epoch g div N. The ledger changes by what all peers have alike:
 
     form     the members: the free positions are assigned (`pccl.training.data.stream`)
     claim    how many of its positions each member has trained on for the step that is averaged next
     commit   which contributions the average had: their claims are used; claims of others are free again
 
-1. A position is used once: members' positions are disjoint, each uses its own in order, and a claimed position is free
-   again only if its average was made without it.
-2. All positions are used: what is neither used nor claimed is assigned. A peer missing from an average is no longer a
-   member, and its rest is assigned to the others at once, the lowest positions first.
-3. The state is small: the first position that was never begun, and free ranges below it. Where one member is two rounds
-   ahead of another the rest is assigned again, in blocks as large as their last claims, so that shares follow speeds.
-4. The state has claims in flight as free, and names no members. `history` is a hash chain over the commits.
+A peer missing from an average is no longer a member, and its rest is assigned to the others at once, the lowest
+positions first. Where one member is two rounds ahead of another the rest is assigned again, in blocks as large as the
+last claims. The state has claims in flight as free, and names no members.
 
 `SampleLog`, which `pccl.tools.audit` reads, is a JSON line for each event:
 
@@ -21,8 +16,6 @@ which member may use which of the others next. It changes by what all peers have
     {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   to be trained on, for step 7
     {"discarded": 7, "by": "5f..."}                                         samples drawn for step 7 were not trained on
     {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
-
-A line of samples is written before they are handed out, so before any step with them can commit.
 """
 
 from __future__ import annotations
@@ -81,7 +74,7 @@ class Ledger:
         """The members by ascending number; empty until `form`."""
         self._pool = Pool()
         self._assignment: Assignment | None = None
-        self._counts: list[int] = []
+        self.counts: list[int] = []
         """The number of each member's positions in this assignment that are claimed."""
         self._claims: deque[dict[int, list[Range]]] = deque()
         """The claims of averages in flight, by members' numbers, oldest first."""
@@ -101,10 +94,6 @@ class Ledger:
         self._claims.clear()
         self._assign(members)
 
-    def claimed(self, index: int) -> int:
-        """Return how many of a member's positions in this assignment are claimed."""
-        return self._counts[index]
-
     def ranges(self, index: int, begin: int, end: int) -> list[Range]:
         """Return a member's positions number `begin` to before `end` in this assignment."""
         assert self._assignment is not None
@@ -119,9 +108,9 @@ class Ledger:
         if len(self._claims) <= on_their_way:
             self._claims.append({member.number: [] for member in self.members})
         for index, member in enumerate(self.members):
-            begin = self._counts[index]
-            self._counts[index] += amounts.get(member.number, 0)
-            self._claims[-1][member.number] += self.ranges(index, begin, self._counts[index])
+            begin = self.counts[index]
+            self.counts[index] += amounts.get(member.number, 0)
+            self._claims[-1][member.number] += self.ranges(index, begin, self.counts[index])
 
     def commit(self, numbers: Collection[int]) -> Commit:
         """Commit the oldest claim with the contributions of these members."""
@@ -138,7 +127,7 @@ class Ledger:
                 again += [each for number in lost for each in later.pop(number, ())]
             self._pool = self._rest().with_back(again)
             amounts = {number: _size(ranges) for number, ranges in claim.items()}
-            self._assign([Member(m.number, m.name, self._block_of(m, amounts[m.number])) for m in living])
+            self._assign([Member(m.number, m.name, amounts[m.number] or m.block) for m in living])
         return commit
 
     @property
@@ -147,7 +136,7 @@ class Ledger:
         if self._assignment is None:
             return self._pool.position(0)
         claimed = [each[0] for claim in self._claims for ranges in claim.values() for each in ranges[:1]]
-        return min([self._assignment.lowest(self._counts), *claimed])
+        return min([self._assignment.lowest(self.counts), *claimed])
 
     def state(self) -> dict[str, Any]:
         """Return the state that is the same on all peers, in integers, strings and lists alone."""
@@ -167,29 +156,26 @@ class Ledger:
             raise ValueError(f"positions {free} below {begun} after {steps} steps are not the state of a sampler")
         self._pool = Pool(begun, free)
         self.steps, self.history = steps, str(state["history"])
-        self._assignment, self._counts, self.members = None, [], ()
+        self._assignment, self.counts, self.members = None, [], ()
         self._claims.clear()
         self.generation += 1
 
     def _assign(self, members: Collection[Member]) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.number))
         self._assignment = Assignment(self._pool, [member.block for member in self.members])
-        self._counts = [0] * len(self.members)
+        self.counts = [0] * len(self.members)
         self.generation += 1
 
     def _rest(self) -> Pool:
-        return self._pool if self._assignment is None else self._assignment.rest(self._counts)
+        return self._pool if self._assignment is None else self._assignment.rest(self.counts)
 
     def _free(self) -> Pool:
         """Return the pool of positions that are not used, with claims in flight."""
         return self._rest().with_back(each for claim in self._claims for ranges in claim.values() for each in ranges)
 
     def _is_uneven(self) -> bool:
-        rounds = [count // member.block for count, member in zip(self._counts, self.members, strict=True)]
+        rounds = [count // member.block for count, member in zip(self.counts, self.members, strict=True)]
         return max(rounds) >= min(rounds) + 2
-
-    def _block_of(self, member: Member, amount: int) -> int:
-        return amount or member.block
 
 
 def _size(ranges: Sequence[Range]) -> int:

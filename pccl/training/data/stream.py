@@ -1,13 +1,10 @@
 """The endless stream of samples: its order, and how free positions are assigned to peers.
 
-*The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
-a function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
-through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002). Round keys are Philox's output
-under (seed, epoch), and the round function is the finalizer of SplitMix64: integers, so the same on every machine.
+*The order* of an epoch is computed and never stored: a Feistel network with cycle walking (Black and Rogaway 2002), a
+bijection of the numbers below n. Round keys are Philox's output under (seed, epoch): the same on every machine.
 
 *A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
-*An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member
-is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool.
+*An assignment* gives each member i a block of b_i offsets, then each another one, and so on.
 
 *Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, the upper half of the counter
 is (step, peer). A stream counts in the lower half, so streams never overlap.
@@ -19,7 +16,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,9 +35,6 @@ class Permutation:
     """The numbers 0 to `size` - 1 in an order of (`seed`, `epoch`), each of 64 bits. Immutable."""
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
-        """Raises ValueError: the size is below 1 or above 2**62."""
-        if not 1 <= size <= SIZE_MAX:
-            raise ValueError(f"size {size}: must be from 1 to 2**62")
         self._size = np.uint64(size)
         bits = max(2, (size - 1).bit_length())
         self._low_bits = np.uint64(bits // 2)
@@ -68,26 +62,11 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> _SHIFTS[2])
 
 
-@lru_cache(maxsize=64)
-def permutation(size: int, seed: int, epoch: int) -> Permutation:
-    """Return the `Permutation` of an epoch; the last ones are cached."""
-    return Permutation(size, seed, epoch)
+permutation = lru_cache(maxsize=64)(Permutation)
 
 
 Range: TypeAlias = tuple[int, int]
 """A range from its first number to before its second."""
-
-
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges ascending, without empty ones, adjacent ones joined. Asserts that none overlap."""
-    done: list[Range] = []
-    for begin, end in sorted(each for each in ranges if each[0] < each[1]):
-        if done and begin <= done[-1][1]:
-            assert begin == done[-1][1], f"position {begin} is there twice"
-            done[-1] = (done[-1][0], end)
-        else:
-            done.append((begin, end))
-    return done
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
@@ -99,6 +78,14 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
         else:
             done.append((begin, end))
     return done
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges ascending, without empty ones, adjacent ones joined. Asserts that none overlap."""
+    ordered = sorted(each for each in ranges if each[0] < each[1])
+    for (_, end), (begin, _) in pairwise(ordered):
+        assert end <= begin, f"position {begin} is there twice"
+    return joined(ordered)
 
 
 class Pool:
@@ -195,7 +182,7 @@ class RandomStreams:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        """Raises ValueError: the seed has more than 64 bits. TypeError: it is not an integer."""
+        """Raises ValueError: the seed is not an integer of 64 bits."""
         self._seed = _word("seed", seed)
 
     def numpy(self, step: int, peer: int = 0) -> np.random.Generator:
@@ -223,7 +210,4 @@ class RandomStreams:
 
 
 def _word(name: str, value: int) -> int:
-    value = as_int(name, value)
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"{name} {value}: must be from 0 to 2**64 - 1")
-    return value
+    return as_int(name, value, 0, 2**64 - 1)

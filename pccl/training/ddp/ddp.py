@@ -4,16 +4,9 @@ The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training
 gradients are all complete is reduced at once, under its own tag. `synchronize` launches the remaining buckets (unused
 parameters count as zero) and waits for all. `step` calls it if the program has not, and makes the optimizer's step.
 
-A wrong order of calls does not part the peers:
-
-1. Averages arrive in memory that the program never had, so all peers have the same ones.
-2. A peer that has written gradients in flight, has frozen or unfrozen parameters, or has replaced a replicated tensor
-   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`).
-3. The optimizer steps from `DDP.step` alone: a hook refuses any other step before it changes anything.
-4. Backward passes between `synchronize` and `step` are refused at their first complete gradient.
-
-A loss aborts some buckets on all survivors alike, which reduce them again. Newcomers are let in every `admit_every`
-steps, because asking costs a round trip to the master.
+A peer that has written gradients in flight, or has replaced a replicated tensor, refuses the step, and no peer makes it
+(`pccl.training.ddp.refusals`). Hooks refuse steps of the optimizer outside of `DDP.step`, and backward passes between
+`synchronize` and `step`.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ from typing import Any
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
-from pccl.training.ddp.gradients import Bucket, CommHook, GradientAverages, bucketed, name_of
+from pccl.training.ddp.gradients import BUCKET_BYTES, Bucket, CommHook, GradientAverages, bucketed, name_of
 from pccl.training.ddp.refusals import (
     ABANDONED,
     UNWEIGHTED,
@@ -46,25 +39,21 @@ from pccl.training.ddp.refusals import (
 from pccl.training.group.membership import Admission, Membership, alike, fingerprint
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
-from pccl.training.state.replica import default_torch_arithmetic
-from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
+from pccl.training.state.checkpoint import Checkpointed, Snapshot
+from pccl.training.state.replica import default_torch_arithmetic, layout_of
+from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
     HeldTensors,
-    LateState,
     assign,
     assign_optimizer,
     buffers_of,
     class_of,
-    layout_of,
     materialize,
     optimized,
     optimizer_tensors,
     require_like,
 )
 from pccl.training.step import GroupStep, StepReport, checked_weight
-
-BUCKET_BYTES = 4 << 20
 
 _of_thread = threading.local()
 """The last DDP that `connect` has made in this thread, as a weak reference."""
@@ -144,19 +133,13 @@ class DDP(Checkpointed):
             PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, such as a distributed one.
         """
         torch = sys.modules["torch"]
-        if isinstance(optimizer, (list, tuple)):
-            raise TypeError(
-                "optimizer must be a single torch.optim.Optimizer; give one all parameters, in param_groups"
-            )
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            kind = type(optimizer).__name__
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {kind}; give one all parameters")
         if not gradient_as_bucket_view:
             raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
-        tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every)
-        bucket_bytes = as_int("bucket_bytes", bucket_bytes)
-        for name, value in (("admit_every", admit_every), ("bucket_bytes", bucket_bytes)):
-            if value < 1:
-                raise ValueError(f"{name} {value}: must be at least 1")
+        tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every, 1)
+        bucket_bytes = as_int("bucket_bytes", bucket_bytes, 1)
         self.module = module
         """The module that is trained."""
         self._communicator = communicator
@@ -200,7 +183,7 @@ class DDP(Checkpointed):
             buffers=exchanged_buffers(module, buffers),
             shared=shared,
             groups=ParamGroups(optimizer, dict(module.named_parameters())),
-            late=LateState(self._held, optimizer),
+            late=self._held,
             check_every=check_every,
             tag=tag,
             version=self._held.version,
@@ -287,15 +270,6 @@ class DDP(Checkpointed):
             return self._communicator.world_size > 0 and address in (None, self._address)
         except PCCLError:
             return False
-
-    @property
-    def revision(self) -> int:
-        """Steps of the whole run."""
-        return self._state.revision
-
-    def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
-        return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         yield from self._held.tensors.items()

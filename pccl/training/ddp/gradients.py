@@ -1,23 +1,16 @@
 """Gradients in buckets: flat buffers that are averaged during the backward pass, with weights and communication hooks.
 
-Parameters are assigned to buckets of about the same size, last parameter first, as backward passes produce gradients
-roughly in that order. A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in
-the other, and then they change places.
-
-*Writes in flight.* A bucket must not be written from its last complete gradient until `give`. Two things are compared
-before the step: each view's version counter, and the sum of the buffer's words, for writes that pass the counters by
-(`tensor.data`, NumPy, `GradScaler.unscale_`).
+A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in the other, and then they
+change places. A bucket must not be written from its last complete gradient until `give`: before the step the version
+counter of each view is compared, and the sum of the buffer's words, for writes that do not count.
 
 *Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
-factors in float64. Weights are sent with the refusals, after the backward pass. Buckets are launched plain (None) or as
-weighted sums with exponent `e`, the same on all peers. `settle` decides by the weights, which all peers have alike:
+factors in float64. `2**e` is above the largest weight, so products do not overflow. Weights are sent with the refusals,
+after the backward pass; buckets are launched plain (None) or as weighted sums with exponent `e`. Then, alike on all:
 
 1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
    So a first weighted step, and one after an admission, send gradients twice.
 2. A peer that is in an average but whose weight is unknown has been lost since: that bucket is launched again.
-3. `2**e` is above the largest weight, up to 16 times as much, so products do not overflow.
-
-Weight 0 leaves a peer out, whatever its gradients are. If all weights are 0, so is the mean.
 """
 
 from __future__ import annotations
@@ -26,7 +19,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +27,7 @@ from pccl import Communicator, QuantizationOptions, ReduceOp
 from pccl.training.group.relaunch import Outcome, Relaunched, average, combined
 from pccl.training.state.replica import default_torch_arithmetic
 
+BUCKET_BYTES = 4 << 20
 WORD_BYTES = 8
 ALONE = Outcome(1, 0, 0, 0)
 CHUNK = 1 << 18
@@ -328,28 +321,19 @@ def settle_buckets(
     if form != used:
         for number in range(len(buckets)):
             launch(number, form)
-        done = [_with_cost(bucket.land(), former) for bucket, former in zip(buckets, done, strict=True)]
+        done = [bucket.land().with_cost(former) for bucket, former in zip(buckets, done, strict=True)]
     if form is None:
         return done, None
     for number, bucket in enumerate(buckets):
         while not weights.keys() >= {*done[number].peers}:
             launch(number, form)
-            done[number] = _with_cost(bucket.land(), done[number], 1)
+            done[number] = bucket.land().with_cost(done[number], 1)
         total = math.fsum(factor_of(weights[peer], form) for peer in done[number].peers)
         if total == 0:
             bucket.keep_none()
         elif done[number].world_size > 1:
             bucket.divide(total)
     return done, form
-
-
-def _with_cost(averaged: Outcome, former: Outcome, aborted: int = 0) -> Outcome:
-    return replace(
-        averaged,
-        aborted=averaged.aborted + former.aborted + aborted,
-        tx_bytes=averaged.tx_bytes + former.tx_bytes,
-        rx_bytes=averaged.rx_bytes + former.rx_bytes,
-    )
 
 
 class GradientAverages:

@@ -1,8 +1,7 @@
 """Refusing a step on all peers: the exchange, the reasons and their texts.
 
-A peer that finds out that a step must not be made cannot simply raise: the others have its part in their averages and
-would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight,
-in one op. It is launched after the last gradient and waited for after the averages, so it adds no round trip.
+Before every step all peers gather a few integers from each, in one op: zeros, or a refusal, and the peer's weight. The
+op is launched after the last gradient and waited for after the averages, so it adds no round trip.
 """
 
 from __future__ import annotations
@@ -169,10 +168,6 @@ def _state(scaler: Any, optimizer: Any) -> dict[str, Any]:
     return states.get(id(optimizer), {})
 
 
-def _has_unscaled(scaler: Any, optimizer: Any) -> bool:
-    return getattr(_state(scaler, optimizer).get("stage"), "name", "") == "UNSCALED"
-
-
 class GradScalers:
     """The GradScalers that are known to step this optimizer. Not thread-safe."""
 
@@ -182,7 +177,8 @@ class GradScalers:
 
     def is_unscaled(self) -> bool:
         """Whether one of them has unscaled the gradients of this step."""
-        return any(_has_unscaled(each, self._optimizer) for each in self._known)
+        stages = (_state(each, self._optimizer).get("stage") for each in self._known)
+        return any(getattr(stage, "name", "") == "UNSCALED" for stage in stages)
 
     def forget(self) -> None:
         """Forget a step that is given up: scalers may unscale the next one's gradients."""

@@ -4,11 +4,8 @@
     model = torch.nn.parallel.DistributedDataParallel(model)  # over a process group of this process alone
     model.register_comm_hook(None, torch_comm_hook(communicator, model, revision=lambda: state.revision))
 
-For programs that must keep that class; `DDP` does more. The program does the rest between two steps:
-`are_peers_pending`, `update_topology`, synchronizing a shared state of module and optimizer, counting its revision.
-
-torch assigns gradients to buckets again after the first backward pass, so a newcomer would have other buckets than the
-rest. The hook copies gradients into buckets of its own, which depend on the module alone.
+For programs that must keep that class; `DDP` does more. torch assigns gradients to buckets again after the first
+backward pass, so a newcomer would have other buckets than the rest. The hook copies gradients into buckets of its own.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ from typing import Any
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
-from pccl.training.ddp.gradients import FlatBuffer, bucketed
+from pccl.training.ddp.gradients import BUCKET_BYTES, FlatBuffer, bucketed
 from pccl.training.group.relaunch import Relaunched, average
-
-BUCKET_BYTES = 4 << 20
 
 
 def torch_comm_hook(

@@ -3,43 +3,36 @@
 At the end of an outer step each peer launches the all-reduce of its pseudo-gradient g and goes on with inner steps; the
 average is applied at the end of the next outer step.
 
-*Looking ahead.* Inner steps that started from outer parameters without g would apply g twice, which diverges with outer
-momentum. So each peer starts from the outer parameters moved on by past momentum, which is common, and by its own g
-(compare Kale et al. 2025, arXiv:2502.12996). Only true averages are applied to the outer state. When one is applied,
-the local parameters become the outer ones plus what inner steps have moved them since the look-ahead.
+*Looking ahead* (compare Kale et al. 2025, arXiv:2502.12996). Each peer goes on from the outer parameters moved by past
+momentum, which is common, and by its own g. When the average is applied, the local parameters become the outer ones
+plus what inner steps have moved them since.
 
 *Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). With K fragments an outer step
-is one fragment's; each is averaged once in H inner steps, and its average comes H / K inner steps late:
+is one fragment's; each is averaged once in H inner steps, and its average comes H / K inner steps late.
 
-    inner steps    | H / 3    | H / 3    | H / 3    | H / 3    |
-    all-reduce     |          | g0       | g1       | g2       |    K = 3; g0 is fragment 0's pseudo-gradient
-    outer update              ^ none     ^ of 0     ^ of 1     ^ of 2
-
-*Joins.* Newcomers are let in when it is the first fragment's turn and no average is in flight: all apply the average
-that is due, make and apply the next one at once, admit and synchronize.
+*Joins.* Newcomers are let in when it is the first fragment's turn: all apply the average that is due, make and apply
+the next one at once, admit and synchronize.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from _pccl_torch import outside_graphs
-from pccl import Communicator, QuantizationOptions
+from pccl import Communicator
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
+from pccl.training.diloco.diloco import OuterLoop, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
 from pccl.training.group.membership import Admission
 from pccl.training.group.relaunch import Relaunched
-from pccl.training.group.site import Site
-from pccl.training.state.buffers import AVERAGE
-from pccl.training.state.checkpoint import Stateful
 from pccl.training.state.replica import Part, Replica, Vector
+from pccl.training.state.replicated_state import Stateful
 from pccl.training.step import GroupStep, checked_weight
 
 
@@ -68,7 +61,7 @@ class Flight:
 class AsyncDiLoCo(OuterLoop):
     """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 
-    Arguments are those of `OuterLoop`, and `fragments`: parts of the model that take turns, one in each outer step, the
+    Arguments are those of `DiLoCo`, and `fragments`: parts of the model that take turns, one in each outer step, the
     same on all peers. With two, call `outer_step` twice as often. `finish` ends a run. Not thread-safe.
     """
 
@@ -78,37 +71,11 @@ class AsyncDiLoCo(OuterLoop):
         model: Any,
         inner: Stateful | None = None,
         *,
-        outer: OuterNesterov | None = None,
-        quantization: QuantizationOptions | None = None,
-        tag: int = 0,
-        site: Site | None = None,
-        shared: Mapping[str, Stateful] | None = None,
-        buffers: str = AVERAGE,
-        check_every: int | None = None,
-        compare_inner: bool | None = None,
         fragments: int = 1,
-        inner_steps: int = INNER_STEPS,
-        steps: Literal["fixed", "by speed"] = "fixed",
+        **options: Any,
     ) -> None:
-        fragments = as_int("fragments", fragments)
-        if fragments < 1:
-            raise ValueError(f"fragments {fragments}: must be at least 1")
-        super().__init__(
-            communicator,
-            model,
-            inner,
-            outer=outer,
-            quantization=quantization,
-            tag=tag,
-            site=site,
-            shared=shared,
-            buffers=buffers,
-            check_every=check_every,
-            compare_inner=compare_inner,
-            alike=("fragments", fragments),
-            inner_steps=inner_steps,
-            steps=steps,
-        )
+        fragments = as_int("fragments", fragments, 1)
+        super().__init__(communicator, model, inner, alike=("fragments", fragments), **options)
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None
         self._weights = [0.0] * fragments  # since the last turn of each

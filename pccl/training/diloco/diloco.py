@@ -2,14 +2,10 @@
 
 All peers start an outer step from the same outer parameters. Each makes some *inner* steps on its own data with its own
 optimizer. How far its parameters moved is its *pseudo-gradient*; the peers average theirs, and each applies the mean to
-the outer parameters with the same outer optimizer: the same bytes in and out.
-
-*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts outer
-updates. It is the shared state of the peer group. The inner optimizer's state belongs to its peer.
+the outer parameters with the same outer optimizer. Outer parameters and momentum are the group's shared state.
 
 *Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
 peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
-`seconds` is the smoothed time of an inner step; the figures travel with the average, the same on all peers.
 """
 
 from __future__ import annotations
@@ -34,9 +30,9 @@ from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot
 from pccl.training.state.replica import Vector, replica_of
-from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, frozen_parameters
+from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError, Shard
 from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
 from pccl.training.step import GroupStep, StepReport, checked_weight
@@ -129,10 +125,6 @@ class OuterStep(StepReport):
     """
 
 
-def _inner_name(inner: Stateful | None) -> str | None:
-    return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
-
-
 class OuterLoop(Checkpointed):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
 
@@ -176,9 +168,7 @@ class OuterLoop(Checkpointed):
 
         Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong.
         """
-        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
-        if inner_steps < 1:
-            raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
+        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps, 1)
         if steps not in ("fixed", "by speed"):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":
@@ -189,7 +179,8 @@ class OuterLoop(Checkpointed):
         self._communicator = communicator
         self._model = model
         self._replica = replica = replica_of(model)
-        self._inner = inner
+        self.inner = inner
+        """The inner optimizer."""
         self._outer = outer or OuterNesterov()
         self._quantization = quantization
         self._tag = tag
@@ -199,9 +190,10 @@ class OuterLoop(Checkpointed):
         self._gradient = np.empty_like(self._parameters)
         run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
         compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
+        inner_name = type(inner).__qualname__ if hasattr(inner, "param_groups") else None
         self._alike = {
             "steps": steps,
-            "inner": _inner_name(inner) if compares_inner else "not compared",
+            "inner": inner_name if compares_inner else "not compared",
             "alike": alike,
             "quantization": alike_quantization(quantization),
             "outer": self._outer,
@@ -246,16 +238,6 @@ class OuterLoop(Checkpointed):
         yield from self._replicated.buffers.tensors()
 
     @property
-    def revision(self) -> int:
-        """Outer updates of the whole run."""
-        return self._state.revision
-
-    @property
-    def inner(self) -> Stateful | None:
-        """The inner optimizer, as given to the constructor."""
-        return self._inner
-
-    @property
     def has_joined(self) -> bool:
         """Whether this peer has joined a run, with its last communicator."""
         return self._membership.is_under_way
@@ -271,9 +253,8 @@ class OuterLoop(Checkpointed):
         return self._inner_steps.count
 
     def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers."""
         self._read_model()
-        return self._replicated.digest(self.revision)
+        return super().digest()
 
     def show_outer(self) -> None:
         """Write the outer parameters and the common buffers into the model, to evaluate or publish it."""
@@ -422,10 +403,10 @@ class OuterLoop(Checkpointed):
             "buffers": buffers_of(self._model),
             "common buffers": dict(self._replicated.buffers.tensors()),
             "shared": self._replicated.state_dict(),
-            "inner": self._inner.state_dict() if self._inner is not None else None,
+            "inner": self.inner.state_dict() if self.inner is not None else None,
         }
-        if hasattr(self._inner, "param_groups"):
-            state["optimizer class"] = class_of(self._inner)
+        if hasattr(self.inner, "param_groups"):
+            state["optimizer class"] = class_of(self.inner)
         return Snapshot(self.revision, state, self._replica.layout)
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
@@ -434,9 +415,9 @@ class OuterLoop(Checkpointed):
             raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
         require_like(buffers, state.get("buffers", buffers))
         with self._replicated.taking_up(state.get("shared", {})):
-            if self._inner is not None and state["inner"] is not None:
+            if self.inner is not None and state["inner"] is not None:
                 try:
-                    self._inner.load_state_dict(state["inner"])
+                    self.inner.load_state_dict(state["inner"])
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
             assign(buffers, state.get("buffers", buffers))

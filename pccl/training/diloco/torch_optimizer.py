@@ -1,15 +1,8 @@
 """DiLoCo as a torch optimizer, for trainers that have loops of their own (Lightning, Accelerate, Hugging Face).
 
 `DiLoCoOptimizer.step` makes a step of the inner optimizer, and after every `diloco.inner_steps` of them the outer step.
-A step that a GradScaler skips, or that a trainer leaves out while it accumulates gradients, does not count.
-
-*Joining*: by `join`, or else by the first `step`; either connects the communicator. If the run's weights replace those
-of this first step, its gradients are dropped. The step counts only where all peers begin together.
-
-*Checkpoints*: `state_dict` is the inner optimizer's, with the outer state under "diloco".
-
-*Learning rates*: `param_groups`, `state` and `defaults` are the inner optimizer's, so schedulers may be made for
-either. `diloco.share({"scheduler": scheduler})` gives newcomers the others' learning rate.
+A step that a GradScaler skips, or that a trainer leaves out while it accumulates gradients, does not count. The first
+`step` joins, unless `join` did; if the run's weights replace those of this first step, its gradients are dropped.
 
 The class inherits from `torch.optim.Optimizer`; since pccl does not import torch, it is made with the first object.
 """

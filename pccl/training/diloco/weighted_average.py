@@ -2,11 +2,8 @@
 
 The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
 of each peer's vector times its weight, and the *notes*, an all-gather of its weight and of its seconds per inner step.
-A loss may come between the two:
-
-1. Membership only shrinks between them, so worlds of one size are the same world.
-2. Where the sizes differ, all survivors launch the op with the larger world again, until they agree.
-3. All divide the same bytes by the same number, made from the same rows in the same order.
+A loss may come between the two. Membership only shrinks between them, so worlds of one size are the same world; where
+the sizes differ, all survivors launch the op with the larger world again, until they agree.
 
 A product is rounded once to the vector's type, the quotient is made in float64 and rounded once. A sum that is not
 finite is an error on all peers alike. If all weights are 0, so is the mean.
@@ -15,7 +12,6 @@ finite is an error on all peers alike. If all weights are 0, so is the mean.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,23 +69,22 @@ class NotedAverage:
         """Wait until the vector is the average. Raises PCCLError; INVALID_ARGUMENT: the sum is not finite."""
         averaged = self._average.wait()
         noted = self._notes.wait()
-        tx_bytes, rx_bytes = averaged.tx_bytes + noted.tx_bytes, averaged.rx_bytes + noted.rx_bytes
-        aborted = averaged.aborted + noted.aborted
+        total = averaged.with_cost(noted)
         while self._weight is not None and averaged.world_size != noted.world_size:
             if averaged.world_size > noted.world_size:
                 self._average.again()
-                averaged = more = self._average.wait()
+                averaged = self._average.wait()
+                total = averaged.with_cost(total, 1)
             else:
                 self._notes.again()
-                noted = more = self._notes.wait()
-            tx_bytes, rx_bytes = tx_bytes + more.tx_bytes, rx_bytes + more.rx_bytes
-            aborted += 1 + more.aborted
+                noted = self._notes.wait()
+                total = total.with_cost(noted, 1)
         rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
         if self._sum is not None:
             # Alone, the vector is the sum.
             _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)
         self.seconds = tuple(rows[:, 1].tolist())
-        return replace(averaged, aborted=aborted, tx_bytes=tx_bytes, rx_bytes=rx_bytes)
+        return total
 
 
 @default_environment()

@@ -4,14 +4,10 @@ Admission happens between two steps, when no op is in flight. If newcomers wait,
 `update_topology`. Newcomers return from `connect`, the others from `update_topology`, and from there all do the same:
 
 1. The *configuration check* gathers a row from each peer: whether it is under way, how many peers it starts with, and
-   its options. Peers under way keep their options, and a newcomer with others fails and leaves; where no peer is under
-   way and options differ, all fail.
+   its options. A newcomer whose options differ fails and leaves; where no peer is under way and options differ, all
+   fail.
 2. If some peer is under way, or enough are there, all synchronize the shared state and train. Otherwise they wait for
    more.
-
-Decisions use the membership of a committed op, not `world_size`: peers may notice a loss one call apart. One training
-object at a time joins on a communicator, because a newcomer is let in at the end of that object's step. After an
-interrupt or an op with an unknown outcome, `step` refuses further calls until the program joins again.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,16 +70,6 @@ def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
-class AdmittedState(Protocol):
-    """State outside the shared state that an admission also checks and aligns: see `ReplicatedState`."""
-
-    def before_admission(self, revision: int) -> None: ...
-
-    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None: ...
-
-    def part(self, revision: int) -> None: ...
-
-
 class Membership:
     """One peer's membership, for the shared state `state`. All methods but `retire` and `part` are group calls."""
 
@@ -94,17 +80,18 @@ class Membership:
         options: Mapping[str, object] | None = None,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
-        joint: AdmittedState | None = None,
+        joint: Any = None,
     ) -> None:
         """`options` are compared by `repr`. `before_sync` is called on all peers before newcomers are brought up.
-        `site`: this peer is one of its ranks. `joint` is notified of admissions."""
+        `site`: this peer is one of its ranks. `joint`, a `ReplicatedState`, is checked and aligned by admissions."""
         self._communicator = communicator
         self._state = state
         self._options = described(options or {})
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
-        self._are_others_under_way = False
+        self.came_late = False
+        """Whether others were under way when this peer joined."""
         self.is_under_way = False
         """Whether this peer has joined a run that trains."""
         self._was_interrupted = False
@@ -204,11 +191,6 @@ class Membership:
         """The revision of the shared state."""
         return self._state.revision
 
-    @property
-    def came_late(self) -> bool:
-        """Whether others were under way when this peer joined."""
-        return self._are_others_under_way
-
     def are_peers_pending(self) -> bool:
         """Whether newcomers wait: the same on all peers that ask with no op in flight."""
         return self._communicator.are_peers_pending()
@@ -216,7 +198,7 @@ class Membership:
     def admit(self) -> Admission:
         """Let newcomers in and bring them up. No op may be in flight. Raises DivergenceError before that."""
         if self._joint is not None:
-            self._joint.before_admission(self._state.revision)
+            self._joint.check(self._state.revision)
         self._communicator.update_topology()
         world_size = self._check_configuration(1)
         assert world_size is not None, "this peer is under way"
@@ -241,7 +223,7 @@ class Membership:
                 raise PCCLError(Result.INVALID_ARGUMENT, "join", "; ".join(different.values()))
             logger.warning("newcomers leave that have other options: %s", "; ".join(different.values()))
         is_under_way = any(row.is_under_way for row in rows)
-        self._are_others_under_way = is_under_way and not self.is_under_way
+        self.came_late = is_under_way and not self.is_under_way
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
@@ -253,7 +235,7 @@ class Membership:
         before = self._state.revision
         admission = self._admission(world_size)
         if self._joint is not None:
-            is_new = self._are_others_under_way
+            is_new = self.came_late
             is_source = self.is_under_way or (not is_new and admission.rx_bytes == 0 and self._state.revision == before)
             self._joint.after_admission(
                 self._state.revision, world_size=admission.world_size, is_source=is_source, is_new=is_new
@@ -267,7 +249,7 @@ class Membership:
             self._before_sync()
         # Where some are under way, newcomers have no vote on what the state is.
         strategies = SharedStateSyncStrategy
-        strategy = strategies.RECEIVE_ONLY if self._are_others_under_way else strategies.ENFORCE_POPULAR
+        strategy = strategies.RECEIVE_ONLY if self.came_late else strategies.ENFORCE_POPULAR
         while True:
             try:
                 info = self._communicator.sync_shared_state(self._state, strategy)

@@ -8,7 +8,7 @@ wait. `step` is the revision that the op leads on from: an op that is launched a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
@@ -28,6 +28,12 @@ class Outcome:
     rx_bytes: int
     peers: tuple[int, ...] = ()
     """Peer numbers, by rank."""
+
+    def with_cost(self, other: Outcome, aborted: int = 0) -> Outcome:
+        """Return this outcome with the cost of another one, and further aborted ops, added."""
+        aborted += self.aborted + other.aborted
+        tx_bytes, rx_bytes = self.tx_bytes + other.tx_bytes, self.rx_bytes + other.rx_bytes
+        return replace(self, aborted=aborted, tx_bytes=tx_bytes, rx_bytes=rx_bytes)
 
 
 NOT_MADE = Outcome(0, 0, 0, 0)
@@ -93,13 +99,13 @@ def average(
     communicator: Communicator,
     vector: Any,
     tag: int,
-    step: int,
+    step: int | None,
     quantization: QuantizationOptions | None = None,
     *,
     op: ReduceOp = ReduceOp.AVG,
     out: Any = None,
 ) -> Relaunched:
-    """Launch an average over the peer group, into `out` (None: in place). Alone, no memory is written."""
+    """Launch an average, or another reduction, into `out` (None: in place). Alone, no memory is written."""
     return Relaunched(
         communicator,
         lambda: communicator.launch.all_reduce(vector, out, op=op, tag=tag, quantization=quantization, step=step),
@@ -108,7 +114,7 @@ def average(
 
 def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:
     """All-reduce `vector` in place; alone, it stays as it is. Raises PCCLError for anything but losses."""
-    Relaunched(communicator, lambda: communicator.launch.all_reduce(vector, op=op, tag=tag, step=step)).wait()
+    average(communicator, vector, tag, step, op=op).wait()
 
 
 def gather_among_all(

@@ -7,11 +7,8 @@ Between sites, ranks of one number hold the same shard and form a peer group; ea
     site A      shard 0   shard 1   shard 2       each row: torch.distributed, gradients at every step
     site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
 
-- The master admits all ranks of a site in one view, and drops all when one is lost (`Communicator(site=, site_size=)`).
-  A loss reaches the groups one by one, so averages of two shards may have different peers; each is the same on all
-  sites.
-- What only some ranks can see, they gather over the site's network: whether enough sites are there to start.
-- The grid must be complete: the same number of ranks at every site (`check`).
+The master admits all ranks of a site in one view, and drops all when one is lost (`Communicator(site=, site_size=)`).
+A loss reaches the groups one by one, so averages of two shards may have different peers.
 """
 
 from __future__ import annotations

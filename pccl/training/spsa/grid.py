@@ -2,18 +2,13 @@
 
 Float addition rounds: `w + a - a` is not `w`. Here every element of a tensor is a whole multiple of the tensor's
 *quantum*, a power of two, and never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
+a perturbation is taken away without a copy of the weights, and all CPUs get the same bits.
 
-- a perturbation is taken away to the last bit, without a copy of the weights;
-- the order of additions, fused multiplication and vectorization make no difference: all CPUs get the same bits;
-- perturbing, coming back, and updating along many directions can be one pass over memory (`pccl.signs`).
+The price: small elements have no more digits after the point than large ones of the same tensor. An update's amount,
+one number for a direction and a tensor, is rounded to quanta at random in proportion, by numbers that are the same on
+all peers. Where the next update could exceed the limit, the quantum doubles and elements are rounded to it.
 
-The price: small elements have no more digits after the point than large ones of the same tensor; the quantum is at
-first about 2**-21 of the largest. An update's amount, one number for a direction and a tensor, is rounded to quanta at
-random in proportion, by numbers that are the same on all peers. Where the next update could exceed the limit, the
-quantum doubles and elements are rounded to it, decided by elements and amounts alone.
-
-Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs: Philox4x32-10
-in 64-bit integers, whose lower 64 bits of a product are exact; the sign that shifts bring in is masked out.
+Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs.
 """
 
 from __future__ import annotations
@@ -266,10 +261,9 @@ class HostElements:
             part *= factor
             part += np.float32(0)
 
-    def add_signs(
-        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
-    ) -> None:
-        add_signs(self.array, quantum, seed=seed, tensor=tensor, step=step, directions=directions, amounts=amounts)
+    def add_signs(self, quantum: float, **numbers: Any) -> None:
+        """Add multiples of random signs: see `pccl.signs.add_signs`."""
+        add_signs(self.array, quantum, **numbers)
 
     def info(self, name: str) -> TensorInfo:
         return TensorInfo.from_numpy(self.array, name)
@@ -299,11 +293,8 @@ class TorchElements:
     def round_to(self, quantum: float) -> None:
         self._tensor.mul_(1 / quantum).round_().mul_(quantum).add_(0.0)
 
-    def add_signs(
-        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
-    ) -> None:
-        numbers = {"seed": seed, "tensor": tensor, "step": step}
-        add_torch_signs(self._torch, self._tensor, quantum, **numbers, directions=directions, amounts=amounts)
+    def add_signs(self, quantum: float, **numbers: Any) -> None:
+        add_torch_signs(self._torch, self._tensor, quantum, **numbers)
 
     def info(self, name: str) -> TensorInfo:
         return TensorInfo.from_torch(self._tensor, name)
@@ -333,11 +324,7 @@ def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
 def _of_torch(torch: Any, name: str, parameter: Any) -> Elements:
     if is_distributed(parameter):
         raise ValueError(f"parameter {name!r} is a distributed tensor; only whole ones are trained in place")
-    if parameter.dtype is not torch.float32 or not parameter.is_contiguous():
-        raise ValueError(
-            f"parameter {name!r} is {parameter.dtype}{'' if parameter.is_contiguous() else ', not contiguous'}; only "
-            f"contiguous torch.float32 is trained in place"
-        )
+    _require_plain(name, parameter.dtype, parameter.dtype is torch.float32, parameter.is_contiguous())
     flat = parameter.detach().view(-1)
     kind = kind_of_place(flat)
     if kind == "cpu":
@@ -352,9 +339,11 @@ def kind_of_place(tensor: Any) -> str:
 
 
 def _of_numpy(name: str, array: NDArray[Any]) -> Elements:
-    if array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"parameter {name!r} is {array.dtype}{'' if array.flags.c_contiguous else ', not contiguous'}; only "
-            f"contiguous float32 is trained in place"
-        )
+    _require_plain(name, array.dtype, array.dtype == np.float32, array.flags.c_contiguous)
     return HostElements(array.reshape(-1))
+
+
+def _require_plain(name: str, dtype: Any, is_float32: bool, is_contiguous: bool) -> None:
+    if not is_float32 or not is_contiguous:
+        what = f"{dtype}{'' if is_contiguous else ', not contiguous'}"
+        raise ValueError(f"parameter {name!r} is {what}; only contiguous float32 is trained in place")

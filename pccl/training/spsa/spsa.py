@@ -3,17 +3,11 @@
 SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
 L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) makes z from
 a seed, in the memory of inference; Zelikman et al. 2023 (arXiv:2306.10015) send g in a byte. In each step peers
-exchange the bytes of their own directions, and move the weights along all directions by their mean. A direction is a
-sign for each parameter (`pccl.signs`), made from the step and a number.
+exchange the bytes of their own directions, and move the weights along all directions by their mean.
 
 *Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
-peers keep while others are lost.
-
-*The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit: 0, 1 ... 16, 18 ...
-245760 units. At most a sixteenth is rounded away from 8 units on; larger values are cut.
-
-*Newcomers* with the weights of an earlier revision get the steps they lack, a few bytes each; otherwise the weights.
-Buffers that forward passes change are each peer's own during evaluations, and exchanged every `admit_every` steps.
+peers keep while others are lost. *The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa,
+times a unit. *Newcomers* with the weights of an earlier revision get the steps they lack; otherwise the weights.
 """
 
 from __future__ import annotations
@@ -41,8 +35,8 @@ from pccl.training.spsa import step_log
 from pccl.training.spsa.grid import Grid, tensors_of
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
-from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
+from pccl.training.state.checkpoint import Checkpointed, Snapshot
+from pccl.training.state.replicated_state import ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.torch_state import assign, buffers_of, require_like
 from pccl.training.step import GroupStep, StepReport
 
@@ -127,12 +121,8 @@ class SPSAOptions:
             value = getattr(self, name)
             if not value > 0 or (math.isinf(value) and name != "decay_steps"):
                 raise ValueError(f"{name} {value}: must be above 0")
-        for name in ("directions", "seed"):
-            object.__setattr__(self, name, as_int(name, getattr(self, name)))
-        if not 1 <= self.directions <= 1 << 16:
-            raise ValueError(f"directions {self.directions}: must be at least 1")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed {self.seed}: must have 64 bits")
+        object.__setattr__(self, "directions", as_int("directions", self.directions, 1, 1 << 16))
+        object.__setattr__(self, "seed", as_int("seed", self.seed, 0, 2**64 - 1))
 
     def rate(self, step: int) -> float:
         """Return the rate of a step: the same double everywhere."""
@@ -194,9 +184,7 @@ class SPSA(Checkpointed):
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
         tag, replay_max = as_int("tag", tag), as_int("replay_max", replay_max, 0)
-        admit_every = as_int("admit_every", admit_every)
-        if admit_every < 1:
-            raise ValueError(f"admit_every {admit_every}: must be at least 1")
+        admit_every = as_int("admit_every", admit_every, 1)
         self._communicator = communicator
         self._model = model
         self._options = options
@@ -233,15 +221,6 @@ class SPSA(Checkpointed):
             before_sync=self._hand_on_the_log,
             joint=self._replicated,
         )
-
-    @property
-    def revision(self) -> int:
-        """Steps of the whole run."""
-        return self._state.revision
-
-    def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
-        return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         self._grid.require_home()

@@ -1,15 +1,12 @@
 """The log of a run whose every step is a few bytes: which peers took part, and the bytes they exchanged.
 
-A *step* leads from one revision to the next. A *mark* has the digest of the weights at a revision: one begins a log,
-others follow at admissions. A file that ends in the middle of an entry, as after `kill -9`, ends before it. Numbers are
-little-endian:
+A *step* leads from one revision to the next. A *mark* has the digest of the weights at a revision, and names the run:
+algorithm, options and model. A file that ends in the middle of an entry ends before it. Numbers are little-endian:
 
     file    b"pccl steps 1\\n", then entries
     entry   kind u8, bytes u32, that many bytes, CRC-32 of all this u32
     mark    (kind 1)  revision u64, digest 32 bytes, run in UTF-8
     step    (kind 2)  revision u64, peers u16, a stable rank u32 for each, the bytes of each
-
-`run` names what all peers have alike: algorithm, options and model. A replay needs the same.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """The buffers of a torch module, such as running statistics: which of them peers have in common, and how.
 
 Forward passes change buffers by each peer's own data. The common values are held here apart from the module, in two
-flat vectors: floating-point buffers (float32, or float64 as soon as one is; complex ones as pairs) and all others
-(int64). An exchange moves the common values on, by one of three rules:
+flat vectors: floating-point buffers and all others (int64). An exchange moves them on, by one of three rules:
 
     average    floating-point buffers by the mean of their movements, all others by the maximum
     first      all from the peer of rank 0
     local      no exchange; buffers are in no digest and in no shared state
 
-Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly. Changes by forward
-passes while an exchange is in flight are added to its result. Forward passes may replace buffers, so they are looked up
-in their modules each time.
+Buffers without changes keep their bits. Changes by forward passes while an exchange is in flight are added to its
+result. Forward passes may replace buffers, so they are looked up in their modules each time.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp, TensorInfo
 from pccl._floating_point import default_environment
-from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, combined
+from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, average, combined
 from pccl.training.state.replica import local_shard
 
 AVERAGE, FIRST, LOCAL = "average", "first", "local"
@@ -113,7 +111,6 @@ class Buffers:
 
     def __init__(self, torch: Any, places: list[_Place], rule: str) -> None:
         self.rule = rule
-        self.local_names = [place.name for place in places] if rule == LOCAL else []
         self._torch = torch
         shared = [] if rule == LOCAL else places
         self._floats = [place for place in shared if place.is_float]
@@ -203,7 +200,7 @@ class Buffers:
         self._moved, self._most = _movement(self.floats, floats), integers.copy()
         for i, (vector, op) in enumerate(((self._moved, ReduceOp.AVG), (self._most, ReduceOp.MAX))):
             if vector.size:
-                self._ops.append(_reduction(communicator, vector, op, tag + i, step))
+                self._ops.append(average(communicator, vector, tag + i, step, op=op))
 
     def land(self, *, keep_going: bool = False) -> Outcome:
         """Wait for the exchange, if any, and write the common values into the module. Raises PCCLError.
@@ -268,10 +265,6 @@ class Buffers:
                 held = place.read(torch, torch.from_numpy(values).dtype).numpy()
                 if not np.array_equal(held.view(np.uint8), values.view(np.uint8)):
                     place.write(torch, values)
-
-
-def _reduction(communicator: Communicator, vector: NDArray[Any], op: ReduceOp, tag: int, step: int) -> Relaunched:
-    return Relaunched(communicator, lambda: communicator.all_reduce_async(vector, op=op, tag=tag, step=step))
 
 
 @default_environment()

@@ -3,16 +3,10 @@
 A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; each rank of a site writes one,
 `step-000000123.rank-00002-of-00004.safetensors`. It holds tensors by name, everything else as
 `pccl.training.state.codec` encodes it, and metadata: class, model, revision, and a name of the save that all ranks of a
-site have alike.
+site have alike. In the background, `save` copies the tensors, and a non-daemon thread writes the file.
 
-*In the background*, `save` copies the tensors into memory that it reuses, and a non-daemon thread writes the file. The
-next save waits for it and raises its error.
-
-*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a
-site. Revisions above the saved one, and other files, stay.
-
-*Loading with a site*: the ranks gather the revisions and saves that each has, and load the newest that all have. If
-there is none, or a piece is damaged, all fail alike before any state changes.
+With a site, the ranks gather the revisions and saves that each has, and load the newest that all have. If there is
+none, or a piece is damaged, all fail alike before any state changes.
 """
 
 from __future__ import annotations
@@ -29,26 +23,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 import pccl
-from pccl import Communicator, PCCLError, Result
+from pccl import Communicator, PCCLError, Result, SharedState
 from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
+from pccl.training.state.replicated_state import ReplicatedState
 from pccl.training.state.tensor_file import (
     CheckpointError,
     Contents,
     Entry,
     HostMemory,
-    Parts,
     Shard,
+    encode,
     entry_of,
-    join,
-    split,
     tensor_of,
 )
 
@@ -61,14 +54,6 @@ SUFFIX = ".safetensors"
 NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    """An object that can be saved with the model, such as a torch optimizer."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +144,7 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     return manifest
 
 
-def load(
-    path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None
-) -> tuple[str, Snapshot]:
+def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> tuple[str, Snapshot]:
     """Read and verify a checkpoint; return the name of its class, and its state.
 
     `shard` makes a distributed tensor of this rank's part. Raises OSError, CheckpointError.
@@ -175,11 +158,12 @@ def load(
         )
     entries = dict(contents.entries)
     try:
-        rest = codec.decode(entries.pop(REST).data.tobytes())
+        rest = entries.pop(REST).data.tobytes()
         of_torch = set(manifest["torch"])
         tensors = {name: tensor_of(entry, name in of_torch) for name, entry in entries.items()}
-        shards = {name: Shard(each[0], tuple(each[1]), tuple(each[2])) for name, each in manifest["shards"].items()}
-        state = join(Parts(rest, tensors, shards), shard)
+        for name, (place, shape, stride) in manifest["shards"].items():
+            tensors[name] = shard(tensors[name], Shard(place, tuple(shape), tuple(stride)))
+        state = codec.decode(rest, tensors)
         return manifest["class"], Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
@@ -210,9 +194,9 @@ class Checkpoints:
         """Save what `take` returns. Raises OSError, also of the last save in the background; ValueError."""
         is_file = is_one_file(path)
         if keep is not None:
-            keep = as_int("keep", keep)
-            if keep < 1 or is_file:
-                raise ValueError(f"keep {keep}: must be at least 1, or None to keep all, and {path} a folder")
+            keep = as_int("keep", keep, 1)
+            if is_file:
+                raise ValueError(f"keep {keep}: {path} must be a folder")
         # Before anything can fail on some ranks alone.
         name = self._site.unique_name() if self._site is not None else uuid.uuid4().hex
         prune = self._settle()
@@ -283,8 +267,8 @@ class Checkpoints:
     def _contents(
         self, snapshot: Snapshot, save: str, to_entries: Callable[[Mapping[str, Any]], dict[str, Entry]]
     ) -> Contents:
-        parts = split(snapshot.state)
-        rest = Entry("U8", (len(data := codec.encode(parts.rest)),), np.frombuffer(data, np.uint8))
+        data, tensors, shards = encode(snapshot.state)
+        rest = Entry("U8", (len(data),), np.frombuffer(data, np.uint8))
         manifest = {
             "format": FORMAT,
             "version": pccl.__version__,
@@ -295,10 +279,10 @@ class Checkpoints:
             "size": self._site.size if self._site is not None else 1,
             "layout": snapshot.layout,
             "options": snapshot.options,
-            "torch": [name for name, tensor in parts.tensors.items() if not isinstance(tensor, np.ndarray)],
-            "shards": {name: [each.place, each.shape, each.stride] for name, each in parts.shards.items()},
+            "torch": [name for name, tensor in tensors.items() if not isinstance(tensor, np.ndarray)],
+            "shards": {name: [each.place, each.shape, each.stride] for name, each in shards.items()},
         }
-        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(parts.tensors)})
+        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(tensors)})
 
 
 def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
@@ -321,12 +305,23 @@ class Checkpointed(ABC):
     """The base of the training classes: saves what `_snapshot` gives, and passes it to `_restore`."""
 
     _communicator: Communicator
+    _state: SharedState
+    _replicated: ReplicatedState
     _membership: Membership
     _site: Site | None = None
     _checkpoints: Checkpoints | None = None
 
     LOADS: tuple[str, ...] = ()
     """Further classes whose checkpoints this one takes."""
+
+    @property
+    def revision(self) -> int:
+        """Steps of the whole run; of DiLoCo outer updates."""
+        return self._state.revision
+
+    def digest(self) -> str:
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
+        return self._replicated.snapshot(self.revision).digest().hex()
 
     @abstractmethod
     def _snapshot(self) -> Snapshot:

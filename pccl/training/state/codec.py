@@ -2,20 +2,17 @@
 
 A state is a tree: mappings, lists, tuples and sets; its leaves are None, booleans, integers of any size, floats,
 complex numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is written as msgpack, with each container,
-and each leaf that msgpack lacks, as an array that begins with a tag. Such bytes can make only such trees.
-
-1. Equal states give equal bytes: mappings and sets are ordered by encoded keys, arrays are in C order, floats are their
-   64 bits.
-2. Types come back, mappings as dict or `collections.Counter`, tensors on the CPU and without gradients.
-3. Unknown types are refused with the path to them, as are tensors that are sparse, quantized, distributed or on meta.
+and each leaf that msgpack lacks, as an array that begins with a tag. Equal states give equal bytes. Unknown types are
+refused with the path to them, as are tensors that are sparse, quantized, distributed or on meta.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import msgpack
@@ -29,21 +26,31 @@ CHUNK_BYTES = 1 << 30
 """The most bytes in one msgpack string, which holds less than 4 GiB."""
 DEPTH_MAX = 200
 PRIMITIVES = (type(None), bool, float, str, bytes)
+VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- ]+")
+"""Keys that no other kind of key looks like."""
+
+Take: TypeAlias = Callable[[str, Any], bool]
 
 
-def encode(state: Any) -> bytes:
-    """Return the canonical bytes of `state`. Raises ValueError, with the path to what cannot be encoded."""
-    return _packed(_tree(state, ""))
+def encode(state: Any, take: Take | None = None) -> bytes:
+    """Return the canonical bytes of `state`. Raises ValueError, with the path to what cannot be encoded.
+
+    `take(path, value)` returns True for values that the caller stores; None is encoded in their places.
+    """
+    return _packed(_tree(state, "", take))
 
 
-def decode(data: bytes) -> Any:
-    """Return the encoded state. Raises ValueError: the bytes are malformed, or torch is needed and not imported."""
+def decode(data: bytes, taken: Mapping[str, Any] | None = None) -> Any:
+    """Return the encoded state. Raises ValueError: the bytes are malformed, or torch is needed and not imported.
+
+    `taken` are the values that `encode` left out, by path.
+    """
     try:
         tree = msgpack.unpackb(data, raw=False, unicode_errors="surrogatepass")
     except ValueError as error:
         raise ValueError(f"these bytes are not an encoded state: {error or type(error).__name__}") from error
     try:
-        return _state(tree)
+        return _state(tree, "", taken or {})
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"these bytes are not an encoded state: {error}") from error
 
@@ -54,7 +61,14 @@ def _packed(tree: Tree) -> bytes:
     return data
 
 
-def _tree(value: Any, path: str, depth: int = 0) -> Tree:
+def _below(path: str, key: Any) -> str:
+    text = key if isinstance(key, str) and VERBATIM.fullmatch(key) else repr(key)
+    return f"{path}/{text}" if path else text
+
+
+def _tree(value: Any, path: str, take: Take | None, depth: int = 0) -> Tree:
+    if take is not None and take(path, value):
+        return None
     kind = type(value)
     if kind in PRIMITIVES:
         return value
@@ -73,17 +87,17 @@ def _tree(value: Any, path: str, depth: int = 0) -> Tree:
         raise ValueError(f"the state is nested more than {DEPTH_MAX} times, at {path[:100]}...")
     if isinstance(value, Mapping):
         entries = [
-            [_tree(key, f"{path}.keys()", depth + 1), _tree(item, f"{path}[{key!r}]", depth + 1)]
+            [_tree(key, f"a key of {path}", None, depth + 1), _tree(item, _below(path, key), take, depth + 1)]
             for key, item in value.items()
         ]
         entries.sort(key=lambda entry: _packed(entry[0]))
         return [COUNTER if isinstance(value, Counter) else DICT, *(part for entry in entries for part in entry)]
     if kind is list:
-        return [LIST, *(_tree(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))]
+        return [LIST, *(_tree(item, _below(path, i), take, depth + 1) for i, item in enumerate(value))]
     if kind is tuple or (torch is not None and kind is torch.Size):
-        return [TUPLE, *(_tree(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value))]
+        return [TUPLE, *(_tree(item, _below(path, i), take, depth + 1) for i, item in enumerate(value))]
     if kind is set or kind is frozenset:
-        return [SET, *sorted((_tree(item, f"{path}{{...}}", depth + 1) for item in value), key=_packed)]
+        return [SET, *sorted((_tree(item, f"{path}/...", None, depth + 1) for item in value), key=_packed)]
     raise ValueError(
         f"{path or 'the state'} is a {kind.__module__}.{kind.__qualname__}; a state consists of dicts, lists, tuples, "
         "sets, numbers, strings, bytes, None, NumPy arrays and torch tensors"
@@ -113,18 +127,20 @@ def _chunks(data: Any) -> Iterator[bytes]:
         yield data[first : first + CHUNK_BYTES].tobytes()
 
 
-def _state(tree: Tree) -> Any:
+def _state(tree: Tree, path: str, taken: Mapping[str, Any]) -> Any:
+    if tree is None:
+        return taken.get(path)
     if isinstance(tree, PRIMITIVES) or type(tree) is int:
         return tree
     tag, *rest = tree
-    if tag == LIST:
-        return [_state(item) for item in rest]
-    if tag == TUPLE:
-        return tuple(_state(item) for item in rest)
+    if tag in (LIST, TUPLE):
+        items = (_state(item, _below(path, i), taken) for i, item in enumerate(rest))
+        return list(items) if tag == LIST else tuple(items)
     if tag == SET:
-        return {_state(item) for item in rest}
+        return {_state(item, "", {}) for item in rest}
     if tag in (DICT, COUNTER):
-        entries = {_state(key): _state(item) for key, item in zip(rest[::2], rest[1::2], strict=True)}
+        keys = [_state(key, "", {}) for key in rest[::2]]
+        entries = {key: _state(item, _below(path, key), taken) for key, item in zip(keys, rest[1::2], strict=True)}
         return entries if tag == DICT else Counter(entries)
     if tag == INTEGER:
         return int.from_bytes(rest[0], "little", signed=True)

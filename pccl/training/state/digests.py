@@ -1,20 +1,14 @@
 """Digest comparison: peers compare their states while they train, and find the tensors that differ.
 
-A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. It
-is made at the end of a step. At the beginning of the next one each peer launches one all-reduce of nine words, the
-maximum of
+A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. At
+the beginning of the next step each peer launches one all-reduce, the maximum of nine words: the four of the snapshot's
+digest, their complements, and the number of steps to the next comparison that this peer proposes. It lands with that
+step's averages.
 
-    d0 d1 d2 d3     the snapshot's digest
-    ~d0 ~d1 ~d2 ~d3 its complement
-    n               the number of steps to the next comparison that this peer proposes
-
-and lands it with that step's averages. A peer whose run ends makes the same all-reduce, with a time limit.
-
-1. Digests are equal exactly if the maximum of all d is the complement of the maximum of all ~d, word by word.
-2. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
-   is the next step, and intervals double up to n.
-3. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
-4. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
+1. Digests are equal exactly if the maximum of all is the complement of the maximum of their complements.
+2. All compare after the same steps: the next time follows from the last one and the maximum of the proposals. A
+   proposal keeps the cost below 0.1 % of the time.
+3. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl._integers import as_int
-from pccl.training.group.relaunch import Relaunched, gather_among_all, own_number, reduce_among_all
+from pccl.training.group.relaunch import Relaunched, average, gather_among_all, own_number, reduce_among_all
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
@@ -102,9 +96,7 @@ class Check:
 
     def __init__(self, communicator: Communicator, tag: int, every: int | None, *, parting_tag: int) -> None:
         """`every`: compare after this many steps, the same on all peers; None: as often as it is cheap."""
-        every = None if every is None else as_int("check_every", every)
-        if every is not None and every < 1:
-            raise ValueError(f"check_every {every!r}: must be None or a number of steps, at least 1")
+        every = None if every is None else as_int("check_every", every, 1)
         self.communicator = communicator
         self._tag = tag
         self._parting_tag = parting_tag
@@ -149,12 +141,7 @@ class Check:
         snapshot = self._snapshot
         self._account_tag = self._tag
         self._fill(snapshot)
-        self._op = Relaunched(
-            self.communicator,
-            lambda: self.communicator.all_reduce_async(
-                self._words, op=ReduceOp.MAX, tag=self._tag, step=snapshot.revision
-            ),
-        )
+        self._op = average(self.communicator, self._words, self._tag, snapshot.revision, op=ReduceOp.MAX)
         self._launch_s = time.monotonic() - started_s
 
     def _fill(self, snapshot: Snapshot) -> None:

@@ -1,8 +1,7 @@
 """A peer's model as one flat vector, and a rank's shards of distributed tensors.
 
-Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
-between such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon
-as one parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
+A replica copies values between such a vector, float32 or float64 as soon as one parameter is, and the tensors of the
+program's inner steps. It can be split into parts, runs of its elements cut along the tensors' first dimension.
 
 The threads of torch's pool have the floating-point environment of the thread that made them. `default_torch_arithmetic`
 probes them by a product whose digits depend on the environment; where one is wrong, the caller computes alone.
@@ -45,6 +44,14 @@ def describe(tensor: Any) -> str:
         return ""
     mesh = tensor.device_mesh
     return f" shard {mesh.get_coordinate()} of {tuple(mesh.shape)} {tensor.placements}"
+
+
+def layout_of(tensors: Mapping[str, Any]) -> str:
+    """Return a line for each: name, shape, dtype, and place of the shard."""
+    return "\n".join(
+        f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{describe(tensor)}"
+        for name, tensor in tensors.items()
+    )
 
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
@@ -128,7 +135,7 @@ class ArrayReplica(ArrayPart):
             raise ValueError("the model has no parameters to train")
         super().__init__(list(arrays.values()))
         self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
-        self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+        self.layout = layout_of(arrays)
         self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
 
     def split(self, count: int) -> list[ArrayPart]:
@@ -193,9 +200,7 @@ class TorchReplica(TorchPart):
                 raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module before")
         super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
         self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
-        self.layout = "\n".join(
-            f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
-        )
+        self.layout = layout_of(dict(named))
         self.sizes: Sequence[tuple[str, int]] = [
             (name, size) for (name, _), size in zip(named, self._sizes, strict=True)
         ]

@@ -1,13 +1,9 @@
 """The replicated state: what all peers of a training object have in common, and how newcomers get it.
 
-1. After each step everything that decides the next one is the same bytes on all peers: parameters, buffers that are not
-   local, shared optimizer state, `param_groups`, and each object in `shared`. Digests are compared during the run, at
-   admissions and at its end (`pccl.training.state.digests`).
-2. Newcomers get tensors by the synchronization of the shared state, then objects, encoded
-   (`pccl.training.state.codec`), from the peer accepted first of those under way, with late optimizer state
-   (`pccl.training.state.torch_state`). A newcomer that differs all the same leaves, and the others go on.
-3. Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then
-   step a scheduler, a newcomer that comes out of `join` does not.
+Digests are compared during the run, at admissions and at its end (`pccl.training.state.digests`). Newcomers get tensors
+by the synchronization of the shared state, then objects, encoded, from the peer accepted first of those under way.
+Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then step
+a scheduler, a newcomer that comes out of `join` does not.
 """
 
 from __future__ import annotations
@@ -25,10 +21,17 @@ from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
 from pccl.training.group.relaunch import Outcome, own_number, reduce_among_all
 from pccl.training.state import codec
 from pccl.training.state.buffers import Buffers
-from pccl.training.state.checkpoint import Stateful
 from pccl.training.state.digests import Check, DivergenceError, Snapshot, digest_of
 from pccl.training.state.replica import local_shard
 from pccl.training.state.tensor_file import CheckpointError
+
+
+class Stateful(Protocol):
+    """An object that can be saved with the model, such as a torch optimizer."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @runtime_checkable
@@ -303,15 +306,7 @@ class ReplicatedState:
         objects = self._encoded([name for name in self._objects if name not in self._uncompared])
         return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
 
-    def digest(self, revision: int) -> str:
-        """Return the digest of the state, in hexadecimal. Not a group call."""
-        return self.snapshot(revision).digest().hex()
-
     # Around an admission.
-
-    def before_admission(self, revision: int) -> None:
-        """Check the state on all peers under way."""
-        self.check(revision)
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
         """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one

@@ -1,17 +1,12 @@
 """Named tensors in one file, whole or absent, in the safetensors format.
 
-A safetensors file is the length of a header in 8 bytes, the header as JSON (name, dtype, shape and place of each
-tensor; text metadata), and the tensors' bytes. This module writes it without the safetensors library, so that files are
-flushed without Python's lock, errors are OSErrors, and bfloat16 needs no torch.
+It is written without the safetensors library, so that files are flushed without Python's lock, errors are OSErrors, and
+bfloat16 needs no torch. A file is written under a temporary name, flushed (fsync) and renamed; the metadata hold the
+BLAKE3 digest of all other bytes. Writers lock their temporary files; the next save into the folder deletes unlocked
+ones.
 
-1. A file under its name is whole: it is written under a temporary name, flushed (fsync) and renamed, and the folder is
-   flushed.
-2. Damage is found: the metadata hold the BLAKE3 digest of all other bytes of the file.
-3. Writers lock their temporary files (flock); the next save into the folder deletes unlocked ones.
-
-`split` takes a state apart into named tensors, which can be copied into existing memory and read by any tool, and the
-rest; `join` is the inverse. A tensor's name is its path, `inner/state/0/exp_avg`; the rest has None there. Of a
-distributed tensor (DTensor) this rank's shard is stored, with its place.
+`encode` takes a state apart into named tensors, which can be copied into existing memory and read by any tool, and the
+rest. A tensor's name is its path, `inner/state/0/exp_avg`. Of a distributed tensor this rank's shard is stored.
 """
 
 from __future__ import annotations
@@ -23,10 +18,9 @@ import os
 import re
 import secrets
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,29 +28,32 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
+from pccl.training.state import codec
 from pccl.training.state.replica import describe, is_distributed, local_shard
 
 Bytes = NDArray[np.uint8]
 
-NUMPY_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "C64": "<c8",
-    "BOOL": "|b1",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "|u1",
-    "BF16": "<u2",
-    "F8_E4M3": "|u1",
-    "F8_E5M2": "|u1",
+DTYPES = {
+    "F64": ("<f8", "float64"),
+    "F32": ("<f4", "float32"),
+    "F16": ("<f2", "float16"),
+    "C64": ("<c8", "complex64"),
+    "BOOL": ("|b1", "bool"),
+    "I64": ("<i8", "int64"),
+    "I32": ("<i4", "int32"),
+    "I16": ("<i2", "int16"),
+    "I8": ("|i1", "int8"),
+    "U64": ("<u8", "uint64"),
+    "U32": ("<u4", "uint32"),
+    "U16": ("<u2", "uint16"),
+    "U8": ("|u1", "uint8"),
+    "BF16": ("<u2", "bfloat16"),
+    "F8_E4M3": ("|u1", "float8_e4m3fn"),
+    "F8_E5M2": ("|u1", "float8_e5m2"),
 }
-"""The NumPy types by safetensors' names. A type that NumPy lacks is its bits."""
+"""The types of NumPy and torch by safetensors' names. A type that NumPy lacks is its bits there."""
+NUMPY_DTYPES = {name: numpy for name, (numpy, _) in DTYPES.items()}
+TORCH_NAMES = {torch: name for name, (_, torch) in DTYPES.items()}
 HEADER_BYTES_MAX = 1 << 30
 CHUNK_BYTES = 1 << 24
 NO_DIGEST = "0" * 64
@@ -89,13 +86,33 @@ class Contents:
 
 def write(path: Path, contents: Contents) -> None:
     """Replace `path` atomically. Raises OSError; the former file is still there then."""
-    _atomically(path, lambda file: _write_safetensors(file, contents))
+    folder = path.absolute().parent
+    remove_abandoned(folder)
+    temporary, file = _temporary(folder, path.name)
+    try:
+        with file:
+            _write_safetensors(file, contents)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush_folder(folder)
 
 
 def read(path: Path) -> Contents:
     """Raises OSError; CheckpointError: the file is damaged or of another kind."""
     with _opened(path) as file:
-        return _read_safetensors(file, path)
+        header = _header(file, path)
+        metadata = _metadata(header, path)
+        data = np.fromfile(file, np.uint8)
+    digest = metadata.pop(DIGEST)
+    hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
+    hasher.update(data.data)
+    if hasher.hexdigest() != digest:
+        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
+    return Contents(metadata, _entries(json.loads(header), data, path))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -108,22 +125,6 @@ def _opened(path: Path) -> BinaryIO:
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the file in it, or a folder with another suffix")
     return path.open("rb")
-
-
-def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    folder = path.absolute().parent
-    remove_abandoned(folder)
-    temporary, file = _temporary(folder, path.name)
-    try:
-        with file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    flush_folder(folder)
 
 
 def flush_folder(folder: Path) -> None:
@@ -220,18 +221,6 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
         ) from None
 
 
-def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
-    header = _header(file, path)
-    metadata = _metadata(header, path)
-    data = np.fromfile(file, np.uint8)
-    digest = metadata.pop(DIGEST)
-    hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
-    hasher.update(data.data)
-    if hasher.hexdigest() != digest:
-        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
-    return Contents(metadata, _entries(json.loads(header), data, path))
-
-
 def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, Entry]:
     entries = {}
     for name, spec in header.items():
@@ -255,28 +244,6 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
     return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)
 
 
-TORCH_NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "complex64": "C64",
-    "bool": "BOOL",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
-VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- ]+")
-"""Keys that no other kind of key looks like."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The place of a tensor in a distributed one."""
@@ -286,61 +253,26 @@ class Shard:
     stride: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A state in two parts."""
+def encode(state: Any) -> tuple[bytes, dict[str, Any], dict[str, Shard]]:
+    """Return the state's bytes without its tensors, the tensors by path (not copied), and the places of shards.
 
-    rest: Any
-    tensors: dict[str, Any] = field(default_factory=dict)
-    """NumPy arrays and dense torch tensors on any device; they share the state's memory."""
-    shards: dict[str, Shard] = field(default_factory=dict)
+    Raises ValueError: two keys have the same name, a distributed tensor has partial sums, or as `codec.encode`.
+    """
+    tensors: dict[str, Any] = {}
+    shards: dict[str, Shard] = {}
 
-
-def split(state: Any) -> Parts:
-    """Raises ValueError: two keys have the same name, or a distributed tensor has partial sums."""
-    parts = Parts(None)
-    return Parts(_split(state, "", parts), parts.tensors, parts.shards)
-
-
-def _split(value: Any, path: str, parts: Parts) -> Any:
-    if _is_tensor(value):
-        if path in parts.tensors:
+    def take(path: str, value: Any) -> bool:
+        if not _is_tensor(value):
+            return False
+        if path in tensors:
             raise ValueError(f"the state has two tensors {path!r}; its keys must differ as text")
         if is_distributed(value):
-            parts.shards[path] = Shard(describe(value).strip(), tuple(value.shape), tuple(value.stride()))
+            shards[path] = Shard(describe(value).strip(), tuple(value.shape), tuple(value.stride()))
             value = local_shard(value)
-        parts.tensors[path] = value
-        return None
-    if isinstance(value, Counter):
-        return value
-    if isinstance(value, Mapping):
-        return {key: _split(item, _below(path, key), parts) for key, item in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(_split(item, _below(path, i), parts) for i, item in enumerate(value))
-    return value
+        tensors[path] = value
+        return True
 
-
-def join(parts: Parts, shard: Any = None) -> Any:
-    """Return the state. `shard(tensor, Shard)` makes the distributed tensor of this rank's part."""
-
-    def joined(value: Any, path: str) -> Any:
-        if value is None and path in parts.tensors:
-            tensor = parts.tensors[path]
-            return shard(tensor, parts.shards[path]) if path in parts.shards else tensor
-        if isinstance(value, Counter):
-            return value
-        if isinstance(value, dict):
-            return {key: joined(item, _below(path, key)) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(joined(item, _below(path, i)) for i, item in enumerate(value))
-        return value
-
-    return joined(parts.rest, "")
-
-
-def _below(path: str, key: Any) -> str:
-    text = key if isinstance(key, str) and VERBATIM.fullmatch(key) else repr(key)
-    return f"{path}/{text}" if path else text
+    return codec.encode(state, take), tensors, shards
 
 
 def _is_tensor(value: Any) -> bool:
@@ -375,13 +307,10 @@ class HostMemory:
                     host = np.empty(tensor.shape, dtype)
                 host[...] = tensor
             else:
-                if (
-                    isinstance(host, np.ndarray)
-                    or host is None
-                    or (host.dtype, host.shape) != (tensor.dtype, tensor.shape)
-                ):
-                    torch = sys.modules["torch"]
-                    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+                kind = tensor.dtype, tensor.shape
+                if host is None or isinstance(host, np.ndarray) or (host.dtype, host.shape) != kind:
+                    empty = sys.modules["torch"].empty
+                    host = empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
                 host.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
                 if tensor.is_cuda:
                     devices.add(tensor.device)
@@ -397,13 +326,11 @@ def entry_of(tensor: Any) -> Entry:
     if isinstance(tensor, np.ndarray):
         array = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).reshape(tensor.shape)
         name = dtype_name(array.dtype)
-        assert name is not None, "split left it in the rest"
+        assert name is not None, "encode leaves it in the rest"
         return Entry(name, array.shape, array.reshape(-1).view(np.uint8))
     name = _torch_name(tensor)
-    assert name is not None, "split left it in the rest"
-    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    flat = plain.reshape(-1).view(sys.modules["torch"].uint8).numpy()
-    return Entry(name, tuple(tensor.shape), flat)
+    assert name is not None, "encode leaves it in the rest"
+    return Entry(name, tuple(tensor.shape), codec.bytes_of(tensor, "tensor"))
 
 
 def tensor_of(entry: Entry, is_torch: bool) -> Any:

@@ -27,14 +27,6 @@ def buffers_of(model: Any) -> dict[str, Any]:
     return dict(model.named_buffers()) if hasattr(model, "named_buffers") else {}
 
 
-def layout_of(tensors: Mapping[str, Any]) -> str:
-    """Return a line for each: name, shape, dtype, and place of the shard."""
-    return "\n".join(
-        f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{describe(tensor)}"
-        for name, tensor in tensors.items()
-    )
-
-
 def optimized(optimizer: Any) -> list[Any]:
     """Return the parameters of the optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -42,13 +34,15 @@ def optimized(optimizer: Any) -> list[Any]:
 
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
     """Return the tensors in the state of `optimizer`, named `optimizer 0 exp_avg` after the parameter's number."""
-    torch = sys.modules["torch"]
-    return {
-        f"optimizer {number} {name}": value
-        for number, parameter in enumerate(optimized(optimizer))
-        for name, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, torch.Tensor)
-    }
+    is_tensor = sys.modules["torch"].is_tensor
+    return {name: value for name, _, _, value in _states(optimizer) if is_tensor(value)}
+
+
+def _states(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield name, parameter, key and value of the optimizer's state."""
+    for number, parameter in enumerate(optimized(optimizer)):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            yield f"optimizer {number} {key}", parameter, key, value
 
 
 def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -141,14 +135,13 @@ def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield name, parameter, key and tensor of the optimizer's state. Raises ValueError: a state is not a tensor."""
-    torch = sys.modules["torch"]
-    for number, parameter in enumerate(optimized(optimizer)):
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            if isinstance(value, torch.Tensor):
-                yield f"optimizer {number} {key}", parameter, key, value
-            elif value is not None:
-                kind = type(value).__name__
-                raise ValueError(f"the optimizer's state {key!r} is a {kind}, not a tensor: it cannot be shared")
+    is_tensor = sys.modules["torch"].is_tensor
+    for each in _states(optimizer):
+        if is_tensor(each[-1]):
+            yield each
+        elif each[-1] is not None:
+            kind = type(each[-1]).__name__
+            raise ValueError(f"the optimizer's state {each[2]!r} is a {kind}, not a tensor: it cannot be shared")
 
 
 def begin_absent(optimizer: Any) -> set[int]:
@@ -165,7 +158,8 @@ def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> An
 
 
 class HeldTensors:
-    """The tensors of a module and its optimizer that are there when this is made. Not thread-safe."""
+    """The tensors of a module and its optimizer that are there when this is made; what the optimizer has later is
+    its state. Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
         """The optimizer's state exists already. Raises ValueError as `state_tensors`."""
@@ -206,14 +200,8 @@ class HeldTensors:
 
     def load_hook(self) -> Any:
         """Return a hook for `optimizer.register_load_state_dict_post_hook`, which calls `take_back`."""
-        held = weakref.ref(self)
-
-        def state_is_loaded(_: Any) -> None:
-            there = held()
-            if there is not None:
-                there.take_back()
-
-        return state_is_loaded
+        take_back = weakref.WeakMethod(self.take_back)
+        return lambda _: (take_back() or bool)()
 
     def take_back(self) -> None:
         """Copy what `optimizer.load_state_dict` has loaded into the held tensors; what it lacked becomes zero.
@@ -233,19 +221,11 @@ class HeldTensors:
                 tensor.zero_() if loaded is None else tensor.copy_(loaded)
             state[key] = tensor
 
-
-class LateState:
-    """The optimizer's late state as an object with a state. Not thread-safe."""
-
-    def __init__(self, held: HeldTensors, optimizer: Any) -> None:
-        self._held = held
-        self._optimizer = optimizer
-
     def state_dict(self) -> dict[int, dict[str, Any]]:
         """Return the late state by the parameter's number and key."""
         numbers = {id(parameter): number for number, parameter in enumerate(optimized(self._optimizer))}
         found: dict[int, dict[str, Any]] = {}
-        for _, parameter, key, value in self._held.late():
+        for _, parameter, key, value in self.late():
             found.setdefault(numbers[id(parameter)], {})[key] = value
         return found
 
@@ -254,7 +234,7 @@ class LateState:
         places = [(p, group) for group in self._optimizer.param_groups for p in group["params"]]
         if max(state, default=-1) >= len(places):
             raise ValueError(f"the others' optimizer has more than the {len(places)} parameters of this one")
-        for _, parameter, key, _ in list(self._held.late()):
+        for _, parameter, key, _ in list(self.late()):
             del self._optimizer.state[parameter][key]
         for number, values in state.items():
             parameter, group = places[number]

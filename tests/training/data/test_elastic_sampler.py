@@ -240,13 +240,13 @@ def test_samples_per_step_on_some_peers_is_refused() -> None:
 
 def test_wrong_arguments(tmp_path: Path) -> None:
     for options in ({"batch_size": 0}, {"samples_per_step": 0}):
-        with pytest.raises(ValueError, match=" 0: must be at least 1"):
+        with pytest.raises(ValueError, match=" 0 is not an integer of at least 1"):
             ElasticSampler(10, **options)
-    with pytest.raises(ValueError, match="size 0: must be from 1"):
+    with pytest.raises(ValueError, match="dataset_size 0 is not an integer in"):
         ElasticSampler(0)
     with pytest.raises(ValueError, match="seed -1"):
         ElasticSampler(1, -1)
-    with pytest.raises(ValueError, match="batch_size None: must be at least 1"):
+    with pytest.raises(ValueError, match="batch_size None is not an integer"):
         alone().batches()
     with pytest.raises(ValueError, match="does not draw from this sampler"):
         alone(batch_size=3).track(Loader(alone(batch_size=3), 0))

@@ -251,9 +251,9 @@ def test_older_checkpoints_outlive_a_failed_save(tmp_path: Path, monkeypatch: py
 
 
 def test_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep 0: must be at least 1"):
+    with pytest.raises(ValueError, match="keep 0 is not an integer of at least 1"):
         new().save(tmp_path, keep=0)
-    with pytest.raises(ValueError, match=r"keep 2: must be at least 1, .* a folder"):
+    with pytest.raises(ValueError, match=r"keep 2: .* must be a folder"):
         new().save(tmp_path / "one.safetensors", keep=2)
 
     class Odd:
@@ -262,7 +262,7 @@ def test_arguments(tmp_path: Path) -> None:
 
         def load_state_dict(self, state: Any) -> None: ...
 
-    with pytest.raises(ValueError, match=r"\['hooks'\]\[0\]"):
+    with pytest.raises(ValueError, match=r"hooks/0"):
         new(inner=Odd()).save(tmp_path)
     assert names(tmp_path) == []
 
