@@ -16,21 +16,23 @@ the next one at once, admit and synchronize.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from _pccl_torch import outside_graphs
-from pccl import Communicator
+from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.diloco.diloco import OuterLoop, OuterStep
+from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
 from pccl.training.group.membership import Admission
 from pccl.training.group.relaunch import Relaunched
+from pccl.training.group.site import Site
+from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.replica import Part, Replica, Vector
 from pccl.training.state.replicated_state import Stateful
 from pccl.training.step import GroupStep, checked_weight
@@ -71,11 +73,35 @@ class AsyncDiLoCo(OuterLoop):
         model: Any,
         inner: Stateful | None = None,
         *,
+        outer: OuterNesterov | None = None,
+        quantization: QuantizationOptions | None = None,
+        tag: int = 0,
+        site: Site | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
+        compare_inner: bool | None = None,
         fragments: int = 1,
-        **options: Any,
+        inner_steps: int = INNER_STEPS,
+        steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
         fragments = as_int("fragments", fragments, 1)
-        super().__init__(communicator, model, inner, alike=("fragments", fragments), **options)
+        super().__init__(
+            communicator,
+            model,
+            inner,
+            outer=outer,
+            quantization=quantization,
+            tag=tag,
+            site=site,
+            shared=shared,
+            buffers=buffers,
+            check_every=check_every,
+            compare_inner=compare_inner,
+            alike=("fragments", fragments),
+            inner_steps=inner_steps,
+            steps=steps,
+        )
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None
         self._weights = [0.0] * fragments  # since the last turn of each
