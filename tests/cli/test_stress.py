@@ -52,7 +52,7 @@ def test_short_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_threads_timeouts_and_interrupts(tmp_path: Path) -> None:
-    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts", minutes=0.15)
+    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts", minutes=0.3)
     assert report["disturbances"]["interrupted"] > 0
     assert report["plan"]["threads"] == 2
     assert report["counts"]["results_checked"] > 0
