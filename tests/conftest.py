@@ -40,7 +40,7 @@ os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many tests run at once: they wait for half of their time."""
-    return 2 + (os.cpu_count() or 1)
+    return 3 + (os.cpu_count() or 1)
 
 
 @pytest.fixture

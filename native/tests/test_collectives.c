@@ -6,7 +6,7 @@
 
 #include <errno.h>
 
-enum { STALL_MS = 60000, RANDOM_RUNS = 60 * THOROUGHNESS };
+enum { STALL_MS = 60000, RANDOM_RUNS = RUNS(60) };
 
 /* One op on all ranks. Buffers of ranks that have none are empty. */
 typedef struct {
@@ -446,7 +446,7 @@ static void an_abort_anywhere_leaves_the_inputs(void)
 /* All connections of every link but one break, at any byte. */
 static void lost_connections_are_healed(void)
 {
-    for (int run = 0; run < 15 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(15); run++) {
         enum { JOBS = 3 };
         proxied p;
         job jobs[JOBS];

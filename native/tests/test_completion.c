@@ -147,7 +147,7 @@ static void epochs_that_are_frozen_complete_no_more(void)
 /* What has to say so may itself be lost with a connection, of ops that have long ended where it comes from. */
 static void completions_survive_lost_connections(void)
 {
-    for (int run = 0; run < 40 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(40); run++) {
         enum { OPS = 30 };
         proxied p;
         static trial trials[OPS];
@@ -177,7 +177,7 @@ static void completions_survive_lost_connections(void)
 /* Engines go while they have something to say, of ops that are there and of ops that are not. */
 static void engines_may_go_at_any_time(void)
 {
-    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(20); run++) {
         enum { OPS = 20 };
         static trial trials[OPS];
         world w;

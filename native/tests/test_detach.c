@@ -6,7 +6,7 @@
 
 #include <errno.h>
 
-enum { STALL_MS = 60000, RUNS = 40 * THOROUGHNESS, CANARY = 0xa5 };
+enum { STALL_MS = 60000, CANARY = 0xa5 };
 
 /* An op's buffers on one rank; `recv` may be `send`, or hold it. */
 typedef struct {
@@ -249,7 +249,7 @@ static void stopped_ops_leave_the_buffers_alone(void)
                 continue;
             tested_encryption = is_encrypted;
             world_open(&w, size, 1 + size % 3, (int)(size % 2), size == 4);
-            for (int run = 0; run < RUNS; run++) {
+            for (int run = 0; run < RUNS(40); run++) {
                 pccl_op_shape shape = random_shape(size, run % 4 ? 3000 : 200000);
                 work_run(&w, &shape, run % 2);
             }
@@ -268,7 +268,7 @@ static void so_it_is_with_little_scratch_and_nothing_eager(void)
 
 static void lost_connections_are_healed(void)
 {
-    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(20); run++) {
         proxied p;
         uint32_t size = 2 + random_below(3);
         unsigned connections = 2;

@@ -387,7 +387,7 @@ static void any_epoch_may_end_at_any_moment(void)
     for (uint32_t size = 2; size <= 4; size++) {
         world w;
         world_open(&w, size, 1 + size % 2, size % 2, 0);
-        for (uint64_t epoch = 1; epoch <= (uint64_t)EPOCHS * THOROUGHNESS; epoch++) {
+        for (uint64_t epoch = 1; epoch <= (uint64_t)RUNS(EPOCHS); epoch++) {
             trial *trials[OPS];
             uint8_t is_submitted[OPS][WORLD_RANKS_MAX];
             uint32_t share_percent = 50 + random_below(51);

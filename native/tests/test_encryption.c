@@ -28,7 +28,7 @@ static void results_through_narrow_sockets(void)
         node_open(&w.nodes[rank], 0);
     link_narrowly(&w);
     link_narrowly(&w);
-    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(20); run++) {
         pccl_op_shape shape = plain_shape(1 + random_below(60000), (uint32_t)run % PCCL_DTYPE_COUNT, PCCL_SUM,
             16 + 16 * random_below(run % 2 ? 4000 : 20), 2);
         trial_run(&w, &shape, run / 2 % 2);
@@ -39,7 +39,7 @@ static void results_through_narrow_sockets(void)
 /* An op ends while its bytes are half on their way; the next one is right. */
 static void ops_end_half_sent(void)
 {
-    for (int run = 0; run < 10 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(10); run++) {
         world w;
         trial t;
         world_open(&w, 2, 1 + (unsigned)run % 2, run % 3 == 0, 0);
@@ -67,7 +67,7 @@ static void wait_for_connections(world *w, uint64_t count)
  * the bit. */
 static void a_flipped_bit_never_reaches_a_result(void)
 {
-    for (int run = 0; run < 40 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(40); run++) {
         proxied p;
         trial t;
         pccl_event event;
@@ -100,7 +100,7 @@ static void a_flipped_bit_never_reaches_a_result(void)
 /* All but one break at any byte, in any way. */
 static void ops_survive_lost_connections(void)
 {
-    for (int run = 0; run < 30 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(30); run++) {
         proxied p;
         trial t;
         uint32_t size = 2 + random_below(2);

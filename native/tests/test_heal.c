@@ -30,7 +30,7 @@ static void trial_run_all(const trial *t, world *w)
  * never is done, whoever is done has the right result, and an abort gives everyone the input back. */
 static void a_flipped_bit_never_reaches_a_result(void)
 {
-    for (int run = 0; run < 40 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(40); run++) {
         proxied p;
         trial t;
         uint32_t size = 2 + (uint32_t)run % 2;
@@ -61,7 +61,7 @@ static void a_flipped_bit_never_reaches_a_result(void)
 static void ops_survive_lost_connections(void)
 {
     uint64_t lost = 0;
-    for (int run = 0; run < 60 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(60); run++) {
         enum { OPS = 3 };
         proxied p;
         trial trials[OPS];
@@ -93,14 +93,14 @@ static void ops_survive_lost_connections(void)
                     lost++;
         proxied_close(&p);
     }
-    CHECK_MSG(lost > 60, "%llu connections lost", (unsigned long long)lost);
+    CHECK_MSG(lost > RUNS(60), "%llu connections lost", (unsigned long long)lost);
 }
 
 /* The same bytes as over connections that hold. */
 static void quantized_ops_survive_lost_connections(void)
 {
     static const uint32_t kinds[][2] = {{PCCL_QUANT_MIN_MAX, PCCL_UINT8}, {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_INT16}};
-    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(20); run++) {
         proxied p;
         trial first, second;
         uint32_t size = 2 + random_below(3);
@@ -156,7 +156,7 @@ static void connections_can_be_replaced(void)
 
 static void the_last_connection_takes_the_link(void)
 {
-    for (int run = 0; run < 8 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(8); run++) {
         proxied p;
         trial t;
         pccl_op_shape shape = plain_shape(200000, PCCL_FLOAT32, PCCL_SUM, 8192, 2);

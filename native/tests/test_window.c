@@ -78,7 +78,7 @@ static void results_are_as_with_slots_for_all(void)
             tested_pace_bytes_per_s = pace_bytes_per_s[(size + i) % 3];
             world_open(&few, size, 1 + random_below(CONNECTIONS_MAX), 1, 0);
             test_as_usual();
-            for (int run = 0; run < 15 * THOROUGHNESS; run++) {
+            for (int run = 0; run < RUNS(15); run++) {
                 trial t;
                 pccl_op_shape shape = random_shape(size);
                 trial_open(&t, &shape, (int)random_below(2));
@@ -123,7 +123,7 @@ static void scratch_is_bounded(void)
 static void lost_connections_are_survived(void)
 {
     uint64_t lost = 0;
-    for (int run = 0; run < 40 * THOROUGHNESS; run++) {
+    for (int run = 0; run < RUNS(40); run++) {
         proxied p;
         trial t;
         world ample;
@@ -154,7 +154,7 @@ static void lost_connections_are_survived(void)
         world_close(&ample);
         trial_close(&t);
     }
-    CHECK_MSG(lost > 40, "%llu connections lost", (unsigned long long)lost);
+    CHECK_MSG(lost > RUNS(40), "%llu connections lost", (unsigned long long)lost);
 }
 
 /* Whatever an op waits for, its end leaves the inputs as they were, and nothing behind. */
@@ -166,7 +166,7 @@ static void aborts_restore_inputs(void)
         tested_pace_bytes_per_s = pace_bytes_per_s[size % 3];
         world_open(&w, size, 2, 1, 0);
         test_as_usual();
-        for (int run = 0; run < 30 * THOROUGHNESS; run++) {
+        for (int run = 0; run < RUNS(30); run++) {
             trial t;
             pccl_op_shape shape = random_shape(size);
             uint32_t absent = run % 3 == 0 ? random_below(size) : size;

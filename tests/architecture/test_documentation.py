@@ -113,9 +113,9 @@ def test_every_block_has_a_ci_mark() -> None:
     assert check(ROOT) == []
 
 
-@pytest.mark.parametrize("construction", dialect.CONSTRUCTIONS)
-def test_pages_are_in_plain_english(construction: str) -> None:
-    assert dialect.per_thousand(PAGES)[construction] <= DIALECT_MAX
+def test_pages_are_in_plain_english() -> None:
+    shares = dialect.per_thousand(PAGES)
+    assert not {name: share for name, share in shares.items() if share > DIALECT_MAX}
 
 
 def test_changelog_has_the_version() -> None:

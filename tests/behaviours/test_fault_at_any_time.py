@@ -1,6 +1,6 @@
 """A fault at any moment of a run: all survivors agree, no call hangs, and the run goes on.
 
-The fault comes before every sixth delivery. `python -m tests.simulation` tries random ones.
+The fault comes before every ninth delivery. `python -m tests.simulation` tries random ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.simulation.world import MASTER, World
 
 RELIEF_AFTER = 20
 """Deliveries until a short fault ends."""
-EVERY = 6
+EVERY = 9
 """Deliveries between two moments."""
 STRIDE = 3
 """Factor for faults that have the same effect at neighbouring deliveries."""

@@ -87,17 +87,18 @@ def test_sweep(tmp_path: Path) -> None:
     """Every result is checked against the bound of its quantization."""
     table, report = _bench(
         tmp_path / "report.json",
-        *("--peers", "3", "--sizes", "40KiB", "--algorithm", "ring,direct", "--connections", "1,2", *TINY),
+        *("--peers", "3", "--sizes", "40KiB", "--algorithm", "ring,direct", "--connections", "2", *TINY),
         *("--quantize", ",".join(["none", *QUANTIZATIONS])),
     )
-    cases = [(row["connections"], row["quantization"], row["algorithm"]) for row in report["rows"]]
-    assert cases == list(itertools.product([1, 2], ["none", *QUANTIZATIONS], ["ring", "direct"]))
+    cases = [(row["quantization"], row["algorithm"]) for row in report["rows"]]
+    assert cases == list(itertools.product(["none", *QUANTIZATIONS], ["ring", "direct"]))
     assert report["plan"]["quantizations"] == ["none", *QUANTIZATIONS]
     assert "3 peers" in table
-    for text in ["conns", "algo", *QUANTIZATIONS]:
+    for text in ["algo", *QUANTIZATIONS]:
         assert text in table
 
 
+@pytest.mark.slow
 def test_out_of_place_memory_and_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "plot.png"
@@ -162,36 +163,26 @@ def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
     def host(number: int) -> tuple[str, dict[str, Any]]:
         return _bench(
             tmp_path / f"{number}.json",
-            *("--master", master.address, "--peers", "2", "--sizes", "4KiB,40KiB", "--tensors", "1,3"),
+            *("--master", master.address, "--peers", "2", "--sizes", "40KiB", "--tensors", "1,3"),
             *("--connections", "1,3", "--quantize", "none,cast:bfloat16", "--out-of-place", "--memory", *TINY),
         )
 
     (table, report), (_, other) = together([lambda: host(0), lambda: host(1)])
-    cases = [(row["connections"], row["bytes"], row["tensors"], row["quantization"]) for row in report["rows"]]
-    assert cases == list(itertools.product([1, 3], [4096, 40960], [1, 3], ["none", "cast:bfloat16"]))
+    cases = [(row["connections"], row["tensors"], row["quantization"]) for row in report["rows"]]
+    assert cases == list(itertools.product([1, 3], [1, 3], ["none", "cast:bfloat16"]))
     assert report["rows"] == other["rows"]
     assert all(row["raw_ring"] is None for row in report["rows"])
     assert "40 KiB" in table
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "difference"),
-    [
-        (("--sizes", "4KiB"), ("--sizes", "8KiB"), "sizes_bytes: [4096] here, [8192] on another"),
-        (("--memory",), (), "memory: True here, False on another"),
-        (("--against", "raw-ring"), ("--quantize", "min-max"), "quantizations: ['none'] here, ['min-max'] on another"),
-    ],
-)
-def test_hosts_with_different_plans(
-    master: MasterNode, here: tuple[str, ...], there: tuple[str, ...], difference: str
-) -> None:
+def test_hosts_with_different_plans(master: MasterNode) -> None:
     def host(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", master.address, "--peers", "2"]
         return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
 
-    hosts = together([lambda: host(here), lambda: host(there)])
+    hosts = together([lambda: host(("--memory",)), lambda: host(())])
     assert [done.returncode for done in hosts] == [1, 1]
-    assert hosts[0].stderr == f"pccl bench: hosts were asked for different {difference}\n"
+    assert hosts[0].stderr == "pccl bench: hosts were asked for different memory: True here, False on another\n"
     assert hosts[1].stderr.startswith("pccl bench: hosts were asked for different ")
 
 

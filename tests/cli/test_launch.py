@@ -183,19 +183,6 @@ def test_invalid_options(arguments: list[str], text: str) -> None:
     assert text in done.stderr
 
 
-def test_options_of_the_script(tmp_path: Path) -> None:
-    script = _script(tmp_path, "import sys; print(sys.argv[1:])")
-    arguments = ["--", "--n", "3", "--master", "x:1", "--help", "--", "-m", "--node=1", "-n", "5", ""]
-    done = _launch_and_wait("-n", "1", script, *arguments)
-    assert (done.stdout, done.returncode) == (f"[0] {arguments}\n", 0), done.stderr
-
-
-def test_options_of_the_module() -> None:
-    done = _launch_and_wait("-n", "1", "-m", "calendar", "--no", "1")
-    assert "calendar.py: error: unrecognized arguments: --no" in done.stderr
-    assert done.returncode == 2
-
-
 LIKE_OPTIONS = st.sampled_from(
     ["--", "-m", "-h", "--help", "-n3", "--n", "--nnodes=2", "--version", "--v", "--=x", "-="]
 )

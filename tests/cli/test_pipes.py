@@ -28,7 +28,7 @@ def test_closed_pipe_ends_command_silently(arguments: list[str], is_buffered: bo
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status", "ADDRESS", "--watch"], ["doctor", "ADDRESS", "--json"], ["completion", "bash"]],
+    [["status", "ADDRESS", "--watch"], ["completion", "bash"]],
     ids=" ".join,
 )
 def test_full_disk_and_closed_output_are_errors(master: MasterNode, arguments: list[str]) -> None:

@@ -68,7 +68,7 @@ def test_a_frozen_peer_is_named_as_silent() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("habit", ["steady", "uneven", "saves", "overlaps"])
+@pytest.mark.parametrize("habit", ["uneven", "saves", "overlaps"])
 def test_healthy_peers_are_not_named(habit: str) -> None:
     with run(habit) as (address, _):
         end_s = time.monotonic() + QUIET_S

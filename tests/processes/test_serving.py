@@ -110,11 +110,10 @@ signal.signal(signal.SIGTERM, lambda *_: node.interrupt())
     [
         ("node = begin()\nnode.interrupt()\n", 0, ""),
         ("with pccl.MasterNode('127.0.0.1:0') as node:\n    print(node.address, flush=True)\n    sys.exit(3)\n", 3, ""),
-        ("begin()\n1 / 0\n", 1, "ZeroDivisionError: division by zero"),
         ("begin()\nraise KeyboardInterrupt\n", -signal.SIGINT, "KeyboardInterrupt"),
         ("import os\nbegin()\nif os.fork():\n    1 / 0\n", 1, "ZeroDivisionError: division by zero"),
     ],
-    ids=["interrupted", "with and an exit", "an exception", "Ctrl-C before the end", "a fork"],
+    ids=["interrupted", "with and an exit", "Ctrl-C before the end", "a fork"],
 )
 def test_program_with_a_master_node_ends(tmp_path: Path, text: str, code: int, says: str) -> None:
     with running(text, tmp_path) as program:
