@@ -31,12 +31,13 @@ import msgpack
 import msgspec
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import Close, Effect, MasterOptions, RunState, Send
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.network.handshake import Exchange
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -228,7 +229,7 @@ class AgainstPeer:
 
     def round(self) -> None:
         draw = self._mutator.random
-        machine = ps.Peer(0, 1)
+        machine = Peer(0, 1)
         ended: set[tuple[str, int]] = set()
 
         def carry_out() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from tests.simulation.connections import Link, Wire
 from tests.simulation.node import Node
 from tests.simulation.peers import Peers

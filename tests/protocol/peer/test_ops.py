@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import pair_tag
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, of, prepare, said

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import ranks_of
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.fast_path import Report
 from tests.simulation.node import Key, Node, Value
