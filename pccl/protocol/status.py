@@ -143,7 +143,7 @@ class Finding(_Facts, frozen=True):
     peer: int
     group: int
     text: str
-    for_s: float
+    for_s: float = 0.0
 
 
 class Course(_Facts, frozen=True):

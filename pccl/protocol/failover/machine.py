@@ -29,9 +29,8 @@ which none of the run's peers knew an installed view.
 
 A peer that returns to a master that has lost it:
 
-    8  If it lost its connection before it received Resumed, all peers gather again, once per peer.
-    9  Otherwise it is rejected once a view without it is installed (`Leadership.is_final_without`), and sent to other
-       masters until then. The next master may need it for its majority.
+    8  It is rejected once a view without it is installed (`Leadership.is_final_without`), and sent to other masters
+       until then. The next master may need it for its majority.
 
 Only a Goodbye with the run's secret evicts a peer. After Elsewhere it tries another master, after StartOver it sends
 Hello as a newcomer.
@@ -85,7 +84,6 @@ class Failover:
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
-        self._without_resumed: set[tuple[str, int]] = set()
 
     # Events.
 
@@ -128,43 +126,31 @@ class Failover:
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
         self._now = now
-        if not self._release(connection):
-            self._effects += self.master.disconnected(connection, reason, now)
-            self._check_leadership()
-        return self._drain()
+        if self._release(connection):
+            return self._drain()
+        return self._follow(self.master.disconnected(connection, reason, now), now)
 
     def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
         self._now = now
         if self._release(connection):
             self._effects.append(Close(connection))
-        else:
-            self._effects += self.master.detached(connection, reason, now)
-            self._check_leadership()
-        return self._drain()
+            return self._drain()
+        return self._follow(self.master.detached(connection, reason, now), now)
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
-        self._now = now
-        self._effects += self.master.reattached(connection, now)
-        self._check_leadership()
-        return self._drain()
+        return self._follow(self.master.reattached(connection, now), now)
 
     def note_quiet(self, connections: Iterable[int]) -> None:
         self.master.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        self._now = now
-        self._effects += self.master.silent(connection, silent_s, now)
-        self._check_leadership()
-        return self._drain()
+        return self._follow(self.master.silent(connection, silent_s, now), now)
 
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
         return self.master.name_stragglers(silent, now) if self.is_leading else []
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
-        self._now = now
-        self._effects += self.master.rings_found(search, rings, now)
-        self._check_leadership()
-        return self._drain()
+        return self._follow(self.master.rings_found(search, rings, now), now)
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
         """Note that this process stood still. Called before any later event."""
@@ -241,9 +227,6 @@ class Failover:
             self._depose(f"{name} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.liveness.has_lost_sight(but_of=message.peer):
             self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
-        elif self._is_missed_by(message) and self._is_without_resumed(message):
-            self._without_resumed.add((message.run, message.peer))
-            self._depose(f"{name} lost its connection before it received Resumed")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
@@ -278,12 +261,6 @@ class Failover:
 
     def _is_missed_by(self, message: m.Resume) -> bool:
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
-
-    def _is_without_resumed(self, message: m.Resume) -> bool:
-        """Whether the peer voted for this master and may not have received Resumed."""
-        return (
-            self.master.liveness.is_returning(message.peer) and (message.run, message.peer) not in self._without_resumed
-        )
 
     def _on_survivor(self, survivor: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
@@ -401,14 +378,15 @@ class Failover:
         self._effects += self.master.tick(self._now)
         self._release_held()
 
+    def _follow(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Return the effects of an event of the master, and of what follows for its leadership."""
+        self._now = now
+        self._effects += effects
+        self._check_leadership()
+        return self._drain()
+
     def _check_leadership(self) -> None:
         """Stop leading where rules 5 to 7 say so, and send away founders that wait at a standby."""
-        if self._without_resumed and self.is_leading:
-            self._without_resumed = {
-                each
-                for each in self._without_resumed
-                if each[0] != self.run or self.master.liveness.is_returning(each[1])
-            }
         if self.master.deposed:
             self._depose(self.master.deposed)
         elif self.is_standby and self.is_leading and self.master.waits_for_founders:
@@ -546,7 +524,7 @@ def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOv
 
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
-    """Return the rejection of a lost peer of the current run (rule 9)."""
+    """Return the rejection of a lost peer of the current run (rule 8)."""
     if not message.is_accepted:
         return m.StartOver("the run has gone on without the view that was to accept it")
     if not master.leadership.is_final_without(message.peer):

@@ -63,7 +63,6 @@ from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.completion import participants
 from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, bounded_s, majority
-from pccl.protocol.master.liveness import Returning
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import Group, Ledger, MasterOptions, Member, Persist, RunState
 from pccl.protocol.master.views import Leadership
@@ -391,7 +390,6 @@ def take_over(
     master = Master(
         state,
         leadership,
-        Returning(recovered.members, now, options.peer_timeout_s),
         {peer: end for peer, end in ends.items() if end is not None},
         "a peer of its site did not come back after the loss of the master" if recovered.missing else "",
     )

@@ -23,7 +23,7 @@ from pccl.protocol.completion import callers_tag
 from pccl.protocol.master.admission import Admission, Probation
 from pccl.protocol.master.group_calls import GroupCalls, StateSync
 from pccl.protocol.master.link_failures import LinkFailures
-from pccl.protocol.master.liveness import Liveness, Returning
+from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.ring import RingChange
 from pccl.protocol.master.run_state import (
     NAMED_MAX,
@@ -51,7 +51,6 @@ class Master:
         self,
         state: RunState,
         leadership: Leadership | None = None,
-        returning: Returning | None = None,
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
@@ -62,7 +61,7 @@ class Master:
         """The run's state. It may be looked at and not be changed from outside."""
         self.leadership = leadership or Leadership(state)
         probation = Probation(state.options.peer_timeout_s)
-        self.liveness = Liveness(state, returning)
+        self.liveness = Liveness(state)
         self.admission = Admission(state, self.liveness, probation)
         if sites_broken_by:
             self.admission.break_incomplete_sites(sites_broken_by)
@@ -73,7 +72,6 @@ class Master:
         )
         waits = Waits(state)
         state_sync = StateSync(state, waits, self._verdicts, self.links)
-        self._waits = waits
         self._ring_change = RingChange(state)
         self._calls = GroupCalls(
             state, waits, self.admission, self._verdicts, state_sync, self._ring_change, self._evict, missed_ends
@@ -198,7 +196,6 @@ class Master:
         self.admission.begin_trials()
         self._missing.try_again()
         self._ring_change.expire()
-        self._waits.log_long()
         return self._advance()
 
     def deadline(self) -> float | None:
@@ -206,7 +203,7 @@ class Master:
             return None
         answer_limit_s = self.state.options.answer_limit_s
         times = [asked_at + answer_limit_s for asked_at in islice(self.state.asked_at.values(), 1)]
-        for part in (self.admission, self.liveness, self._missing, self._waits, self._ring_change):
+        for part in (self.admission, self.liveness, self._missing, self._ring_change):
             times += part.deadlines()
         times += [self.links.evidence_due_at] if self.links.evidence_due_at is not None else []
         return min(times, default=None)

@@ -21,7 +21,7 @@ from pccl.protocol.failover.durable_state import RunRecord, bounded_s, majority
 from pccl.protocol.link_metrics import UNKNOWN, LinkMetrics
 from pccl.protocol.master.statistics import History, Throughput, Traffic
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.stragglers import GroupScene, Scene, Stragglers
+from pccl.protocol.stragglers import GroupScene, Stragglers
 from pccl.protocol.topology import RingProblem
 from pccl.types import Result
 
@@ -221,7 +221,7 @@ class RunState:
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
         self.throughput = Throughput()
-        self.stragglers = Stragglers()
+        self.stragglers = Stragglers(lambda peer: str(self.members.get(peer, f"peer {peer}")))
         self.outbox: list[Effect] = []
 
     # Members.
@@ -333,28 +333,19 @@ class RunState:
         return effects
 
 
-LONG_WAIT_S = 10.0
-"""Seconds after which a wait is logged once, with the peers that it waits for."""
-
-
 class Waits:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self.waiting: Counter[str] = Counter()
-        self._unlogged: dict[int, float] = {}
-        """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
 
     def enter(self, member: Member, message: m.GroupCall) -> None:
-        now = self._state.now
-        member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, now)
-        self._unlogged[member.peer] = now
+        member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, self._state.now)
         self._count(member, message.kind, 1)
 
     def answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
         assert member.wait is not None
         self._state.send(member.connection, m.GroupCallResult(member.wait.call, code, reason, value, number))
         self._count(member, member.wait.kind, -1)
-        self._unlogged.pop(member.peer, None)
         member.wait = None
 
     def finish(
@@ -370,7 +361,6 @@ class Waits:
         return {peer: wait for peer, wait in found.items() if wait is not None}
 
     def forget(self, member: Member) -> None:
-        self._unlogged.pop(member.peer, None)
         if member.wait is not None:
             self._count(member, member.wait.kind, -1)
 
@@ -380,40 +370,16 @@ class Waits:
             if not waiting[kind]:
                 del waiting[kind]
 
-    def log_long(self) -> None:
-        state = self._state
-        missing: dict[tuple[str, int], list[int]] = {}
-        for peer, since in list(self._unlogged.items()):
-            if state.now < since + LONG_WAIT_S:
-                break
-            del self._unlogged[peer]
-            member = state.members[peer]
-            assert member.wait is not None
-            kind = member.wait.kind
-            call = kind, member.hello.group if kind == Kind.SYNC else 0
-            if call not in missing:
-                missing[call] = state.missing(
-                    state.group_of(member).ring if kind == Kind.SYNC else state.accepted, kind
-                )
-            if missing[call]:
-                names = ", ".join(str(state.members[other]) for other in missing[call])
-                state.log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {names}", member.about)
-
-    def deadlines(self) -> list[float]:
-        return [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
-
 
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
     if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
         silent_s = {}  # more likely, this master is cut off
     groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
-    scene = Scene(groups, silent_s, lambda peer: str(state.members.get(peer, f"peer {peer}")))
-    for change in state.stragglers.judge(scene, state.now):
-        about = {"group": change.suspect.group, "peer": change.suspect.peer}
-        if change.is_over:
-            state.log("info", f"over after {change.for_s:.1f} s: {change.suspect.text}", about)
-        else:
-            state.log("warning", change.suspect.text, about)
+    begun, over = state.stragglers.judge(groups, silent_s, state.now)
+    for level, findings in (("warning", begun), ("info", over)):
+        for found in findings:
+            text = found.text if level == "warning" else f"over after {found.for_s:.1f} s: {found.text}"
+            state.log(level, text, {"group": found.group, "peer": found.peer})
 
 
 def _group_scene(state: RunState, group: Group) -> GroupScene:
@@ -548,12 +514,9 @@ class Ledger:
         self.stalled.clear()
         return commits
 
-    def holders(self, op: OpRef) -> frozenset[int]:
-        return frozenset(self._done.get(op, ()))
-
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
         """Return as what a peer has called the op that it waits in, and which others are not done with it."""
-        holders, ranks = self.holders(op), ranks_of(op.tag)
+        holders, ranks = self._done.get(op, set()), ranks_of(op.tag)
         if ranks is None:
             return "op", (each for each in self._order if each not in holders and each != peer)
         needed = participants(op.tag, self._order)
@@ -571,11 +534,6 @@ class Ledger:
     @property
     def entries(self) -> int:
         return len(self._done) + len(self.stalled)
-
-    @property
-    def heaviest(self) -> int:
-        named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
-        return max(named, key=lambda peer: (named[peer], peer))
 
     def is_decided(self, op: OpRef) -> bool:
         if is_mutual(op.tag, self._is_meshed):

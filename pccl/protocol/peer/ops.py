@@ -31,7 +31,6 @@ from pccl.protocol.peer.effects import (
     FreezeOps,
     OpResult,
     Outbox,
-    PeerLog,
     SubmitOp,
 )
 from pccl.protocol.peer.view import View, alone_in
@@ -157,14 +156,10 @@ class Ops:
 
     def _report_stall(self, op: Op) -> None:
         assert op.ref is not None
-        assert self._view is not None
         op.stall_reported = True
         self._outbox.report_stalled(op.ref)
         if op.is_mutual and op.state in IS_DONE:
             self._outbox.report_done(op.ref)
-        waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
-        text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
-        self._outbox.emit(PeerLog("info", text, op.ref._asdict()))
 
     def single_waits(self) -> list[OpWait]:
         return [
