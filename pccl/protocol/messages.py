@@ -23,7 +23,7 @@ from pccl.protocol.link_metrics import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -433,9 +433,6 @@ class LinkReport(Part, frozen=True):
 
     peer: int
     tx_bytes: Count
-    full_ms: Count = 0
-    """Milliseconds in which this link limited the ops: see `statistics.Throughput`."""
-    full_bytes: Count = 0
     busy_ms: Count = 0
     """Milliseconds with unacknowledged data."""
     sender_ms: Count = 0
@@ -917,7 +914,6 @@ ReattachAnswer = Reattached | Rejected | Goodbye
 Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | CheckRequest | PeerOpening
 """The messages that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
-StateAnswer = Digests | Rejected
 
 # msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
 msgspec.msgpack.Decoder(PeerMessage | MasterMessage | Opening | PeerAnswer | HeartbeatAnswer | Credential)

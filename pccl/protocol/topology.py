@@ -32,9 +32,7 @@ def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    if len(ring) < 2:
-        return set()
-    return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
+    return {pair(*link) for link in ring_links(ring)}
 
 
 def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:

@@ -180,7 +180,7 @@ class AgainstMaster:
             if connection > 1:
                 for other in range(1, connection):
                     self._heed(self._master.received(other, m.GroupCall(1, Kind.UPDATE_TOPOLOGY), 0.0))
-        assert self._master.accepted == list(HONEST)
+        assert self._master.state.accepted == list(HONEST)
         self._size = self._state_size()
 
     def _heed(self, effects: list[Effect]) -> None:
@@ -217,7 +217,7 @@ class AgainstMaster:
         except ProtocolError:
             pass
         check(self._master.disconnected(connection, "reset", 0.0))
-        assert self._master.accepted == list(HONEST)
+        assert self._master.state.accepted == list(HONEST)
         assert self._state_size() == self._size
 
 

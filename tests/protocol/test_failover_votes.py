@@ -30,7 +30,7 @@ def test_stale_vote_is_ignored() -> None:
     assert not rig.machine.is_leading
     rig.say(1, m.Vote(6, report_of(1, view(7, *ALL))))
     rig.wait(4.0)
-    assert rig.machine.master.accepted == [1, 4, 5]
+    assert rig.machine.master.state.accepted == [1, 4, 5]
 
 
 def test_late_peer_after_new_majority_is_in_time() -> None:
@@ -48,7 +48,7 @@ def test_late_peer_after_new_majority_is_in_time() -> None:
     rig.resume(5)
     rig.deliver(report_of(5, view(7, *ALL)))
     rig.wait(4.0)
-    assert rig.machine.master.accepted == [1, 3, 4, 5]
+    assert rig.machine.master.state.accepted == [1, 3, 4, 5]
 
 
 def test_voters_are_released_if_majority_leaves() -> None:
@@ -84,7 +84,7 @@ def test_late_peer_after_newer_view_is_in_time() -> None:
     assert not rig.machine.is_leading
     rig.resume(7)
     rig.deliver(report_of(7, view(7, 5, 6, 7)))
-    assert rig.machine.master.accepted == [5, 6, 7]
+    assert rig.machine.master.state.accepted == [5, 6, 7]
 
 
 def test_deposed_master_records_unfinished_run() -> None:
@@ -111,6 +111,6 @@ def test_same_term_uses_new_number_block() -> None:
     assert rig.machine.run == "other"
     rig.machine.stood_still(9.0, rig.now)
     rig.recover(1, 2, masters=2)
-    assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    assert (rig.machine.run, rig.machine.master.state.term) == ("old", 2)
     assert rig.machine.master.state.view != before[0]
     assert rig.machine.master.state.next_peer != before[1]

@@ -80,7 +80,7 @@ class Links:
                     link.stalled_since = None
                 elif link.stalled_since is None:
                     link.stalled_since = now
-                elif (now - link.stalled_since) * node.rate >= node.machine.link_timeout_s:
+                elif (now - link.stalled_since) * node.rate >= node.machine.links.timeout_s:
                     del node.links[number]
                     for wire in link.wires:
                         self.close_wire(wire, node)

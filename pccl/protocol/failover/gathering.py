@@ -56,12 +56,12 @@ class Gathering:
 
     def enter(self, survivor: RecoveringPeer) -> None:
         self.survivors[survivor.peer] = survivor
-        self._with_rivals += survivor.masters > 1
-        self.known_term = max(self.known_term, survivor.term)
+        self._with_rivals += survivor.resume.masters > 1
+        self.known_term = max(self.known_term, survivor.resume.term)
 
     def leave(self, survivor: RecoveringPeer) -> None:
         del self.survivors[survivor.peer]
-        self._with_rivals -= survivor.masters > 1
+        self._with_rivals -= survivor.resume.masters > 1
         self.here.discard(survivor.peer)
         self.following.discard(survivor.peer)
         self._to_ask.pop(survivor.peer, None)

@@ -141,7 +141,9 @@ class Failover:
         return self._follow(self.master.reattached(connection, now), now)
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        self.master.note_quiet(connections)
+        """Note the connections without a heartbeat for `liveness.QUIET_SHARE` of the peer timeout. Called before any
+        event that may mean a loss."""
+        self.master.liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         return self._follow(self.master.silent(connection, silent_s, now), now)
@@ -184,7 +186,7 @@ class Failover:
 
     @property
     def run(self) -> str:
-        return self.master.run
+        return self.master.state.run
 
     def holding(self, now: float) -> tuple[int, str]:
         is_waiting = self._survivors or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
@@ -223,9 +225,11 @@ class Failover:
             if self.is_leading:
                 self._dismiss(connection, of_another_run(self.master, message))
             return self.is_leading
-        if message.term > self.master.term and self.master.is_accepted(message.peer):
+        state, liveness = self.master.state, self.master.liveness
+        is_own = state.is_accepted(message.peer)
+        if is_own and message.term > state.term:
             self._depose(f"{name} has followed another master, in term {message.term}")
-        elif self._is_missed_by(message) and self.master.liveness.has_lost_sight(but_of=message.peer):
+        elif is_own and message.term == state.term and liveness.has_lost_sight(but_of=message.peer):
             self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
@@ -242,7 +246,7 @@ class Failover:
             former = before.survivors[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        survivor = self._survivors[connection] = RecoveringPeer.of(connection, host, message, self._now)
+        survivor = self._survivors[connection] = RecoveringPeer(connection, host, message, self._now)
         self._send(connection, m.PreVoteRequest())
         known = (
             self._known.record.term if self._known.record is not None and self._known.record.run == message.run else 0
@@ -258,9 +262,6 @@ class Failover:
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
-
-    def _is_missed_by(self, message: m.Resume) -> bool:
-        return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
     def _on_survivor(self, survivor: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
@@ -368,12 +369,12 @@ class Failover:
                 continue
             if survivor.run != run:
                 self._dismiss(survivor.connection, m.Elsewhere(f"it leads run {run!r} and not {survivor.run!r}"))
-            elif survivor.peer in recovered.newcomers or not survivor.is_accepted:
+            elif survivor.peer in recovered.newcomers or not survivor.resume.is_accepted:
                 self._dismiss(survivor.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
                 late = f"lost before view {recovered.known_view}, or too late to report after the loss of the master"
                 self._dismiss(survivor.connection, put_out(self.master, f"{late}; connect again"))
-        for connection, host in unidentified.items():
+        for connection, (host, _) in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
         self._release_held()
@@ -395,7 +396,7 @@ class Failover:
 
     def _depose(self, reason: str) -> None:
         old = self.master
-        self._log("warning", f"this master leads run {old.run} no further: {reason}")
+        self._log("warning", f"this master leads run {old.state.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self._known.record = old.leadership.record()
@@ -409,7 +410,7 @@ class Failover:
         self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
         self.master = Master(RunState(name, self.options, secret=self._secret))
-        for connection, host in old.admission.unidentified.items():
+        for connection, (host, _) in old.admission.unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
@@ -520,7 +521,7 @@ def other_version(message: m.Resume) -> m.Goodbye:
 
 def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
     rejection = m.Elsewhere if message.is_accepted else m.StartOver
-    return rejection(f"it leads run {master.run!r} and not {message.run!r}")
+    return rejection(f"it leads run {master.state.run!r} and not {message.run!r}")
 
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
@@ -534,11 +535,13 @@ def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goo
 
 def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
     """Return the rejection of a peer whose run this master has led to its end; None if it has not."""
-    if message.run != master.run:
+    if message.run != master.state.run:
         return None
     if not message.is_accepted:
         return m.StartOver("the run has ended, and this peer was never accepted")
-    if message.term < master.term or (message.term == master.term and message.peer in master.leadership.evicted):
+    if message.term < master.state.term or (
+        message.term == master.state.term and message.peer in master.leadership.evicted
+    ):
         # It has not lost the run: that has ended without this peer, if it follows a lower term.
         return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
     return None

@@ -176,7 +176,7 @@ class LinkFailures:
             self._state.log("warning", *self._unlogged.pop(pair))
 
     def waits_for_absent(self) -> bool:
-        if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
+        if any(peer in self._liveness.absent_until for pair in self._failed for peer in pair):
             self._evidence_due_at = None
             return True
         return False

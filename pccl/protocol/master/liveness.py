@@ -101,9 +101,6 @@ class Liveness:
         self.absent_until.pop(member.peer, None)
         self._state.log("info", f"{member} has another control connection", member.about)
 
-    def is_absent(self, peer: int) -> bool:
-        return peer in self.absent_until
-
     # Links, as evidence.
 
     def link_cut(self, by: int, other: int) -> None:

@@ -1,9 +1,6 @@
-"""A run as its master keeps it: options, members, groups, numbering, outgoing messages, and waits in group calls.
+"""A run as its master keeps it: options, members, groups, numbering and outgoing messages.
 
 `RunState` is plain data, shared by the parts of the master. A takeover builds one from recovery reports.
-
-A peer waits in one group call at a time. Waiting peers are counted per call. Ended calls are numbered, so that after
-the death of a master a recovery report identifies the call that a peer waits in.
 """
 
 from __future__ import annotations
@@ -19,11 +16,10 @@ from pccl.protocol import topology
 from pccl.protocol.completion import call_of, is_mutual, participants, ranks_of
 from pccl.protocol.failover.durable_state import RunRecord, bounded_s, majority
 from pccl.protocol.link_metrics import UNKNOWN, LinkMetrics
-from pccl.protocol.master.statistics import History, Throughput, Traffic
+from pccl.protocol.master.statistics import History, Traffic
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.stragglers import GroupScene, Stragglers
 from pccl.protocol.topology import RingProblem
-from pccl.types import Result
 
 ANSWER_TIMEOUTS = 3.0
 """Number of peer timeouts for an answer, longer than making a link may take."""
@@ -116,7 +112,6 @@ class Sync:
     revision: int
     receivers: set[int]
     members: set[int]
-    donors: list[int]
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -220,7 +215,6 @@ class RunState:
         self.history = History()
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
-        self.throughput = Throughput()
         self.stragglers = Stragglers(lambda peer: str(self.members.get(peer, f"peer {peer}")))
         self.outbox: list[Effect] = []
 
@@ -253,7 +247,6 @@ class RunState:
         for pair in [pair for pair in self.made_in if peer in pair]:
             del self.made_in[pair]
         self.traffic.forget(peer)
-        self.throughput.forget(peer)
         self.stragglers.gone(peer)
         self.link_metrics.gone(peer)
         return member
@@ -301,10 +294,6 @@ class RunState:
     def send_to(self, peer: int, message: m.FromMaster) -> None:
         self.send(self.members[peer].connection, message)
 
-    def send_to_all(self, peers: Iterable[int], message: m.FromMaster) -> None:
-        for peer in peers:
-            self.send_to(peer, message)
-
     def request(self, peer: int, message: m.FromMaster) -> None:
         self.asked_at.pop(peer, None)
         self.asked_at[peer] = self.now
@@ -331,44 +320,6 @@ class RunState:
     def drain(self) -> list[Effect]:
         effects, self.outbox = self.outbox, []
         return effects
-
-
-class Waits:
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        self.waiting: Counter[str] = Counter()
-
-    def enter(self, member: Member, message: m.GroupCall) -> None:
-        member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, self._state.now)
-        self._count(member, message.kind, 1)
-
-    def answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
-        assert member.wait is not None
-        self._state.send(member.connection, m.GroupCallResult(member.wait.call, code, reason, value, number))
-        self._count(member, member.wait.kind, -1)
-        member.wait = None
-
-    def finish(
-        self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
-    ) -> None:
-        self._state.group_calls_ended += 1
-        for member in members:
-            if member.wait is not None and member.wait.kind == kind:
-                self.answer(member, code, reason, value, self._state.group_calls_ended)
-
-    def of(self, peers: Iterable[int]) -> dict[int, Wait]:
-        found = {peer: self._state.members[peer].wait for peer in peers}
-        return {peer: wait for peer, wait in found.items() if wait is not None}
-
-    def forget(self, member: Member) -> None:
-        if member.wait is not None:
-            self._count(member, member.wait.kind, -1)
-
-    def _count(self, member: Member, kind: str, change: int) -> None:
-        for waiting in (self.waiting, self._state.group_of(member).waiting):
-            waiting[kind] += change
-            if not waiting[kind]:
-                del waiting[kind]
 
 
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:

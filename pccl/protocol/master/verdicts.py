@@ -112,7 +112,8 @@ class OpVerdicts:
             group.votes.pop(op, None)
         of_all = m.OpsCommit(group.epoch, [op for op in commits if ranks_of(op.tag) is None])
         if of_all.ops:
-            state.send_to_all(group.ring, of_all)
+            for peer in group.ring:
+                state.send_to(peer, of_all)
         for op in commits:
             if ranks_of(op.tag) is not None:
                 for peer in group.participants(op):

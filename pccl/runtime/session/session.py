@@ -342,7 +342,7 @@ class PeerSession:
 
     def _welcomed(self, machine: Peer, effect: ps.KeepHeartbeats) -> None:
         self._control.welcomed(effect.timeout_s)
-        self._engine.set_link_timeout(machine.link_timeout_s)
+        self._engine.set_link_timeout(machine.links.timeout_s)
 
     async def _read_engine(self, event_fd: int) -> None:
         while True:

@@ -26,7 +26,7 @@ def test_deadline_only_while_waiting() -> None:
     rig.tick(34.9)
     assert rig.effects == []
     rig.tick(35.0)
-    assert rig.master.accepted == [1]
+    assert rig.master.state.accepted == [1]
     assert "did not answer the master within 30 s" in str(rig.told(2))
 
 
@@ -69,7 +69,7 @@ def test_lost_peers_leave_no_state() -> None:
     }
     assert left == {}
     rig.hello()
-    assert rig.master.accepted == [6]
+    assert rig.master.state.accepted == [6]
 
 
 def test_messages_of_evicted_peer_are_ignored() -> None:

@@ -192,7 +192,7 @@ class RealEngines:
 
     def add_connection(self, node: Node, link: int, index: int, fd: int) -> None:
         threads = self.of[node].threads
-        threads.set_link_timeout(node.machine.link_timeout_s)
+        threads.set_link_timeout(node.machine.links.timeout_s)
         self._lib.pccl_sim_limit(fd, self._chance.random() < LIMITED)
         threads.link_add(link, index, fd, self._keys(fd))
 
