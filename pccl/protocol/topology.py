@@ -1,7 +1,4 @@
-"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed.
-
-Ring problem: all that a search for a better ring has to know, as plain values that may go to another thread.
-"""
+"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed."""
 
 from __future__ import annotations
 
@@ -98,7 +95,7 @@ Known = tuple[float, float]
 
 @dataclass(frozen=True)
 class RingProblem:
-    """A ring, and all that is known of links between its peers."""
+    """A ring and the known links between its peers, as plain values that may go to another thread."""
 
     ring: tuple[int, ...]
     links: dict[tuple[int, int], Known]

@@ -201,18 +201,17 @@ class Failover:
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
         name = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            self._dismiss(connection, other_version(message))
+            spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+            text = f"{spoken}; install the same version of pccl on both"
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        if (ended := self._bootstrap.refusal(message)) is not None:
-            self._dismiss(connection, ended)
+        rejection: m.FromMaster | None = self._bootstrap.refusal(message)
+        if rejection is None and self.is_leading and self._resume_while_leading(connection, message, name):
             return
-        if self.is_leading and self._resume_while_leading(connection, message, name):
-            return
-        if (rejection := left_out(self.master, message)) is not None:
+        is_waiting = self._bootstrap.is_waiting(self._now)
+        rejection = rejection or left_out(self.master, message) or self._known.refusal(message, is_waiting)
+        if rejection is not None:
             self._dismiss(connection, rejection)
-            return
-        if (refusal := self._known.refusal(message, is_waiting=self._bootstrap.is_waiting(self._now))) is not None:
-            self._dismiss(connection, refusal)
             return
         self._log("info", f"{name} ({host}) has lost its master")
         self._wait_with_others(connection, host, message)
@@ -248,13 +247,11 @@ class Failover:
             self._dismiss(former, m.Elsewhere("this peer has come again"))
         survivor = self._survivors[connection] = RecoveringPeer(connection, host, message, self._now)
         self._send(connection, m.PreVoteRequest())
-        known = (
-            self._known.record.term if self._known.record is not None and self._known.record.run == message.run else 0
-        )
         gathering = self._gatherings.get(message.run)
         if gathering is None:
-            term = max(message.term, known) + 1
-            gathering = Gathering(message.run, term, self.options.peer_timeout_s)
+            record = self._known.record
+            known = record.term if record is not None and record.run == message.run else 0
+            gathering = Gathering(message.run, max(message.term, known) + 1, self.options.peer_timeout_s)
             self._gatherings[message.run] = gathering
         gathering.enter(survivor)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
@@ -511,12 +508,6 @@ class Failover:
             if isinstance(effect, Persist) and effect.record is not self._known.record:
                 self._known.record = effect.record
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]
-
-
-def other_version(message: m.Resume) -> m.Goodbye:
-    spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
-    text = f"{spoken}; install the same version of pccl on both"
-    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)
 
 
 def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:

@@ -237,7 +237,7 @@ class RunState:
         self.accepted_count += member.accepted
         self.link_metrics.arrived(member.peer, member.hosts)
 
-    def remove(self, peer: int) -> Member:
+    def remove(self, peer: int) -> None:
         member = self.members.pop(peer)
         del self.peer_of[member.connection]
         self.accepted_count -= member.accepted
@@ -249,7 +249,6 @@ class RunState:
         self.traffic.forget(peer)
         self.stragglers.gone(peer)
         self.link_metrics.gone(peer)
-        return member
 
     def group_of(self, member: Member) -> Group:
         return self.groups[member.hello.group]
@@ -432,8 +431,7 @@ class Ledger:
         return committed
 
     def decide(self, op: OpRef) -> bool:
-        """Note the verdict on one op; return False if it has one already. What peers say of it is ignored from here
-        on."""
+        """Note the verdict on one op; return False if it has one already. Later reports of it are ignored."""
         if self.is_decided(op):
             return False
         self._decide(op)
@@ -441,8 +439,7 @@ class Ledger:
 
     def forget(self, ops: Iterable[OpRef]) -> None:
         for op in ops:
-            if not self.is_decided(op):
-                self._decide(op)
+            self.decide(op)
 
     def stall(self, peer: int, ops: Iterable[OpRef]) -> None:
         for op in ops:

@@ -10,9 +10,7 @@ That master receives the peer's recovery report (Vote, see `recovery_report`), a
 repeats its state. The terms are those of Raft and Viewstamped Replication:
 
     1  A peer follows no lower term than its own, so two masters never both receive new events.
-    2  It reports verdicts that other peers may not have received: for each tag the last commit and the aborts since.
-       That suffices because a peer has one op per tag in flight: a peer that commits one use has decided all earlier
-       ones.
+    2  It reports verdicts that other peers may not have received (`KnownVerdicts`).
     3  Only a master that knows the run's secret can dismiss a peer. Each peer receives the secret in Welcome and
        reports it to the masters that it follows. Any process may answer at a dead master's address.
 """
