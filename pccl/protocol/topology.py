@@ -52,23 +52,21 @@ def fewest_evictions(
     failed: Iterable[tuple[int, int]],
     newcomers: Collection[int],
     evidence: Iterable[tuple[int, int]] = (),
-    offenders: Collection[int] = (),
 ) -> set[int]:
     """Return the fewest peers to evict so that no failed pair is left: a minimum vertex cover.
 
     Among covers of equal size, prefer 1. the most newcomers; 2. peers in the most pairs of `failed` and `evidence`,
-    other pairs that seem to fail; 3. the most `offenders`, evicted for their links before; 4. the highest numbers.
+    other pairs that seem to fail; 3. the highest numbers.
     Exact up to EXACT_COVER_PEERS_MAX peers, greedy beyond.
     """
     pairs = {pair(a, b) for a, b in failed if a != b}
     degrees = Counter(peer for each in pairs.union(pair(a, b) for a, b in evidence) for peer in each)
     involved = sorted({peer for each in pairs for peer in each})
 
-    def guilt(cover: Collection[int]) -> tuple[int, int, int, list[int]]:
+    def guilt(cover: Collection[int]) -> tuple[int, int, list[int]]:
         return (
             sum(peer in newcomers for peer in cover),
             sum(degrees[peer] for peer in cover),
-            sum(peer in offenders for peer in cover),
             sorted(cover, reverse=True),
         )
 

@@ -35,7 +35,9 @@ class Rig:
         secret: bytes = b"",
         record: RunRecord | None = None,
     ) -> None:
-        self.machine = Failover("new", options, birth_at, is_standby, secret, record, persists=True)
+        self.machine = Failover("new", options, is_standby, secret, record, persists=True)
+        if birth_at:
+            self.machine.begin(0.0, birth_at)
         self.masters = 1 if record is not None else 2
         """Number of master addresses that peers know."""
         self.now = 0.0
@@ -643,7 +645,7 @@ def test_takeover_numbers_exceed_known_peers() -> None:
     rig.resume(25_002, is_accepted=False)
     assert rig.kinds(25_002) == [m.StartOver]
     assert welcome.peer not in range(25_002, 30_000)
-    assert rig.machine.master.connection_of(welcome.peer) == 1
+    assert rig.machine.master.state.members[welcome.peer].connection == 1
 
 
 def test_takeover_keeps_link_metrics() -> None:

@@ -85,7 +85,7 @@ def test_minority_is_sent_away() -> None:
         effects += machine.tick(now)
     assert [type(each) for each in _told(effects, AGAIN)] == [m.Elsewhere]
     assert not any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), now))  # it may be back
-    assert isinstance(_say(machine, NEWCOMER + 1, _hello(), machine.birth_at)[0], m.Welcome)
+    assert isinstance(_say(machine, NEWCOMER + 1, _hello(), machine._bootstrap.birth_at)[0], m.Welcome)
 
 
 def _run_of_four(masters: int) -> tuple[Failover, Iterator[int]]:

@@ -62,7 +62,6 @@ class Failover:
         self,
         run: str,
         options: MasterOptions | None = None,
-        birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
         record: RunRecord | None = None,
@@ -77,7 +76,7 @@ class Failover:
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
-        self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
+        self._bootstrap = Bootstrap(self.options.peer_timeout_s)
         self._names = run
         self._survivors: dict[int, RecoveringPeer] = {}
         self._gatherings: dict[str, Gathering] = {}
@@ -192,10 +191,6 @@ class Failover:
         is_waiting = self._survivors or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
         return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
-    @property
-    def birth_at(self) -> float:
-        return self._bootstrap.birth_at
-
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
@@ -230,10 +225,10 @@ class Failover:
             self._depose(f"{name} has followed another master, in term {message.term}")
         elif is_own and message.term == state.term and liveness.has_lost_sight(but_of=message.peer):
             self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
-        old = self.master.connection_of(message.peer)
-        if self.is_leading and old is not None:
-            self._effects.append(Close(old))
-            self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
+        old = self.master.state.members.get(message.peer)
+        if old is not None:
+            self._effects.append(Close(old.connection))
+            self._effects += self.master.disconnected(old.connection, "its connection was lost on its side", self._now)
             self._check_leadership()
         if self.is_leading:
             self._dismiss(connection, lost(self.master, message))
@@ -526,13 +521,12 @@ def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goo
 
 def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
     """Return the rejection of a peer whose run this master has led to its end; None if it has not."""
+    term = master.state.term
     if message.run != master.state.run:
         return None
     if not message.is_accepted:
         return m.StartOver("the run has ended, and this peer was never accepted")
-    if message.term < master.state.term or (
-        message.term == master.state.term and message.peer in master.leadership.evicted
-    ):
+    if message.term < term or (message.term == term and message.peer in master.leadership.evicted):
         # It has not lost the run: that has ended without this peer, if it follows a lower term.
         return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
     return None

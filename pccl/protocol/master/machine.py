@@ -221,9 +221,6 @@ class Master:
 
     # What others may look at.
 
-    def connection_of(self, peer: int) -> int | None:
-        return self.state.members[peer].connection if peer in self.state.members else None
-
     @property
     def deposed(self) -> str:
         """The reason why this master must lead no further; empty: it may lead."""
