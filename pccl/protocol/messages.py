@@ -914,6 +914,7 @@ ReattachAnswer = Reattached | Rejected | Goodbye
 Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | CheckRequest | PeerOpening
 """The messages that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
+StateAnswer = Digests | Rejected
 
 # msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
 msgspec.msgpack.Decoder(PeerMessage | MasterMessage | Opening | PeerAnswer | HeartbeatAnswer | Credential)
