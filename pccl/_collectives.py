@@ -31,7 +31,7 @@ from pccl.devices.device import Device
 from pccl.devices.staging import StagedArrays, Staging
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.completion import PAIR_TAG_MAX
-from pccl.protocol.peer import View
+from pccl.protocol.peer.view import View
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Root
 from pccl.types import (
     Collective,

@@ -37,7 +37,7 @@ from pccl import _timeouts
 from pccl._timeouts import Default, Timeout
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind, PendingAnswer
-from pccl.protocol.peer import View
+from pccl.protocol.peer.view import View
 from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
 from pccl.runtime.network.addresses import DIAL_S, Address
 from pccl.runtime.session.driver import SessionError, SessionOptions

@@ -23,7 +23,8 @@ from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, CollectiveCall, ReduceOpDescriptor
 from pccl._session_holder import SessionErrors, SessionHolder
 from pccl.errors import PCCLError, integer_argument, op_error
-from pccl.protocol.peer import OpResult, alone_in
+from pccl.protocol.peer.effects import OpResult
+from pccl.protocol.peer.view import alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import SessionError

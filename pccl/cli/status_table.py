@@ -99,7 +99,7 @@ def _links(status: RunStatus) -> Iterable[Table]:
             table.add_row(
                 Text(_label(status, link.sender)),
                 Text(_label(status, link.receiver)),
-                f"{link.bytes_per_s * 8e-6:,.1f} Mbit/s" + (" (by an op)" if link.source == "op" else ""),
+                f"{link.bytes_per_s * 8e-6:,.1f} Mbit/s",
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 span(link.age_s),
             )

@@ -27,8 +27,6 @@ So all surviving peers reach the same end:
 
     7  The master dies. Commits of peers are in their recovery reports. A peer that has promised not to commit gives the
        op up again at the next master.
-    8  A peer has one op per tag in flight, so its last commit of a tag decides all earlier uses. The last commit and
-       the aborts since then suffice per tag.
 
 The master learns about such ops from `Report` (totals), `OpsStalled` and `OpsOver` (long waits), flushes after broken
 links, and `TagsUsed`: a peer with very many tags starts no further op when it is idle, until a new epoch.

@@ -1,7 +1,7 @@
-"""Link metrics: what the master knows of the links between peers, each value with its age and its source.
+"""Link metrics: what the master knows of the links between peers, each value with its age.
 
 Each direction of a link has a rate in bytes per second and a round trip; half of that counts as its latency. Metrics
-come from probes (`optimize_topology`) or from ops (`carried`).
+come from probes (`optimize_topology`).
 
     1  A metric is kept until there is a newer one. `is_due` says when to measure again.
     2  A metric between two hosts stands for all pairs of their peers that were not measured themselves, also for a peer
@@ -39,12 +39,8 @@ class KnownMetric:
     bytes_per_s: float
     round_trip_s: float
     at: float
-    source: str = "probe"
-    """The origin: "probe", "op", or "host" where it is assumed because both peers are on one host."""
-
-    @property
-    def is_assumed(self) -> bool:
-        return self.source == "host"
+    is_assumed: bool = False
+    """Whether it was not measured: both peers are on one host."""
 
     @property
     def latency_s(self) -> float:
@@ -81,15 +77,6 @@ class LinkMetrics:
     def failed(self, pair: Pair, now: float) -> None:
         self._failed_at[pair] = now
 
-    def carried(self, pair: Pair, bytes_per_s: float, now: float) -> None:
-        """Note the rate of an op that was limited by this link.
-
-        Without a known round trip the rate is dropped.
-        """
-        known = self.get(pair)
-        if known is not None and 0 < bytes_per_s <= BYTES_PER_S_MAX and not self.is_unreachable(pair):
-            self._keep(pair, KnownMetric(bytes_per_s, known.round_trip_s, now, "op"))
-
     def _keep(self, pair: Pair, metric: KnownMetric) -> None:
         self._of_pairs[pair] = metric
         hosts = self._hosts_of(pair)
@@ -105,7 +92,7 @@ class LinkMetrics:
         hosts = self._hosts_of(pair)
         found = self._of_pairs.get(pair) or self._between_hosts.get(hosts)
         if found is None and hosts[0] == hosts[1]:
-            found = KnownMetric(LOCAL_BYTES_PER_S, 0.0, float("-inf"), "host")
+            found = KnownMetric(LOCAL_BYTES_PER_S, 0.0, float("-inf"), is_assumed=True)
         return found
 
     def is_unreachable(self, pair: Pair) -> bool:

@@ -23,7 +23,7 @@ from pccl.protocol.link_metrics import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -433,9 +433,6 @@ class LinkReport(Part, frozen=True):
 
     peer: int
     tx_bytes: Count
-    full_ms: Count = 0
-    """Milliseconds in which this link limited the ops: see `statistics.Throughput`."""
-    full_bytes: Count = 0
     busy_ms: Count = 0
     """Milliseconds with unacknowledged data."""
     sender_ms: Count = 0

@@ -9,11 +9,7 @@ have defaults. Moments are given as ages in seconds, because clocks of different
 import msgspec
 
 
-class _Facts(msgspec.Struct, frozen=True):
-    """The base of all that follows."""
-
-
-class Waiting(_Facts, frozen=True):
+class Waiting(msgspec.Struct, frozen=True):
     """A group call that a peer waits in."""
 
     call: str
@@ -22,7 +18,7 @@ class Waiting(_Facts, frozen=True):
     """The first of the peers that have not made the call yet; none: it is being carried out."""
 
 
-class StalledOp(_Facts, frozen=True):
+class StalledOp(msgspec.Struct, frozen=True):
     """An op that a peer has waited in for long."""
 
     tag: int
@@ -33,7 +29,7 @@ class StalledOp(_Facts, frozen=True):
     """"send", "recv", or "op" where all of the group take part."""
 
 
-class LinkTraffic(_Facts, frozen=True):
+class LinkTraffic(msgspec.Struct, frozen=True):
     """One direction of a link: what a peer sends to another. Shares and rates are of the last seconds."""
 
     peer: int
@@ -49,7 +45,7 @@ class LinkTraffic(_Facts, frozen=True):
     receiver_limited: float = 0.0
 
 
-class PeerTraffic(_Facts, frozen=True):
+class PeerTraffic(msgspec.Struct, frozen=True):
     tx_bytes: int = 0
     rx_bytes: int = 0
     tx_bytes_per_s: float = 0.0
@@ -57,7 +53,7 @@ class PeerTraffic(_Facts, frozen=True):
     links: list[LinkTraffic] = []
 
 
-class MemberStatus(_Facts, frozen=True):
+class MemberStatus(msgspec.Struct, frozen=True):
     """One peer of the run, or one that waits to be admitted."""
 
     peer: int
@@ -76,19 +72,17 @@ class MemberStatus(_Facts, frozen=True):
     traffic: PeerTraffic = PeerTraffic()
 
 
-class LinkFigures(_Facts, frozen=True):
+class LinkFigures(msgspec.Struct, frozen=True):
     sender: int
     receiver: int
     bytes_per_s: float
     """The rate that it could carry."""
     round_trip_s: float
     age_s: float
-    source: str
-    """"probe": measured by an optimize_topology, between these peers or others of their hosts; "op": what an op
-    carried."""
+    """Seconds since an optimize_topology measured it, between these peers or others of their hosts."""
 
 
-class GroupStatus(_Facts, frozen=True):
+class GroupStatus(msgspec.Struct, frozen=True):
     group: int
     ring: list[int]
     epoch: int
@@ -103,7 +97,7 @@ class GroupStatus(_Facts, frozen=True):
     decision: str = ""
 
 
-class Totals(_Facts, frozen=True):
+class Totals(msgspec.Struct, frozen=True):
     """Numbers since the master started. Ops and bytes are as peers report them every few seconds."""
 
     ops_committed: int = 0
@@ -119,7 +113,7 @@ class Totals(_Facts, frozen=True):
     """Connections between peers that broke and were made again."""
 
 
-class Loss(_Facts, frozen=True):
+class Loss(msgspec.Struct, frozen=True):
     age_s: float
     peer: int
     name: str
@@ -127,14 +121,14 @@ class Loss(_Facts, frozen=True):
     reason: str
 
 
-class Event(_Facts, frozen=True):
+class Event(msgspec.Struct, frozen=True):
     age_s: float
     level: str
     """"debug", "info" or "warning"."""
     text: str
 
 
-class Finding(_Facts, frozen=True):
+class Finding(msgspec.Struct, frozen=True):
     """A peer that the others wait for."""
 
     kind: str
@@ -143,17 +137,17 @@ class Finding(_Facts, frozen=True):
     peer: int
     group: int
     text: str
-    for_s: float
+    for_s: float = 0.0
 
 
-class Course(_Facts, frozen=True):
+class Course(msgspec.Struct, frozen=True):
     """The last minutes, step by step, oldest first. The last step is not over."""
 
     step_s: float
     steps: list[Totals]
 
 
-class RunStatus(_Facts, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True):
     run: str
     term: int
     version: str

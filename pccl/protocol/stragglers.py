@@ -16,11 +16,14 @@ figures of each direction. Everything here is pure: moments are arguments, and d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+
+import msgspec
 
 from pccl.protocol.completion import callers_tag, ranks_of
 from pccl.protocol.messages import OpRef, Report
+from pccl.protocol.names import NameOf
 from pccl.protocol.status import Finding
 
 SILENT, ABSENT, STRAGGLER = "silent", "absent", "straggler"
@@ -51,42 +54,16 @@ class GroupScene:
     """Ops that have lasted for seconds, and the peers that wait in them."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """The state of all groups, without the reports."""
-
-    groups: Sequence[GroupScene]
-    silent_s: Mapping[int, float]
-    """Peers without heartbeats, and for how many seconds."""
-    name: Callable[[int], str] = lambda peer: f"peer {peer}"
-
-
-@dataclass(frozen=True)
-class Suspect:
-    kind: str
-    group: int
-    peer: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Change:
-    """The beginning or the end of a finding."""
-
-    suspect: Suspect
-    is_over: bool
-    for_s: float = 0.0
-
-
 @dataclass
 class _Open:
-    suspect: Suspect
+    finding: Finding
     since: float
     seen_at: float
 
 
 class Stragglers:
-    def __init__(self) -> None:
+    def __init__(self, name: NameOf = lambda peer: f"peer {peer}") -> None:
+        self._name = name
         self._rounds: dict[int, _Rounds] = {}
         self._open: dict[tuple[str, int], _Open] = {}
 
@@ -98,38 +75,32 @@ class Stragglers:
         for key in [key for key in self._open if key[1] == peer]:
             del self._open[key]
 
-    def judge(self, scene: Scene, now: float) -> list[Change]:
-        groups = {each.group: each for each in scene.groups}
+    def judge(
+        self, scenes: Iterable[GroupScene], silent_s: Mapping[int, float], now: float
+    ) -> tuple[list[Finding], list[Finding]]:
+        """Return the findings that begin and those that are over. `silent_s` are the peers without heartbeats."""
+        groups = {each.group: each for each in scenes}
         self._rounds = {group: rounds for group, rounds in self._rounds.items() if group in groups}
-        suspects: list[Suspect] = []
+        begun, over = [], []
         for number, group in groups.items():
             rounds = self._rounds.get(number)
             if rounds is None or rounds.epoch != group.epoch or rounds.ring != tuple(group.ring):
                 rounds = self._rounds[number] = _Rounds(tuple(group.ring), group.epoch)
             rounds.advance(now)
-            suspects += _suspects(group, rounds, scene, now)
-        return self._note(suspects, now)
-
-    def findings(self, now: float) -> list[Finding]:
-        return [
-            Finding(each.suspect.kind, each.suspect.peer, each.suspect.group, each.suspect.text, now - each.since)
-            for each in self._open.values()
-        ]
-
-    def _note(self, suspects: Iterable[Suspect], now: float) -> list[Change]:
-        changes = []
-        for suspect in suspects:
-            known = self._open.get((suspect.kind, suspect.peer))
-            if known is None:
-                self._open[suspect.kind, suspect.peer] = _Open(suspect, now, now)
-                changes.append(Change(suspect, is_over=False))
-            else:
-                known.suspect, known.seen_at = suspect, now
+            for found in _found(group, rounds, silent_s, self._name, now):
+                key = found.kind, found.peer
+                if key not in self._open:
+                    begun.append(found)
+                    self._open[key] = _Open(found, now, now)
+                self._open[key].finding, self._open[key].seen_at = found, now
         for key, known in list(self._open.items()):
             if now - known.seen_at >= CLEAR_S:
                 del self._open[key]
-                changes.append(Change(known.suspect, is_over=True, for_s=known.seen_at - known.since))
-        return changes
+                over.append(msgspec.structs.replace(known.finding, for_s=known.seen_at - known.since))
+        return begun, over
+
+    def findings(self, now: float) -> list[Finding]:
+        return [msgspec.structs.replace(each.finding, for_s=now - each.since) for each in self._open.values()]
 
 
 @dataclass(frozen=True)
@@ -203,11 +174,12 @@ class _Rounds:
         return None if self._named is None else (self._named, *self._shares)
 
 
-def _suspects(group: GroupScene, rounds: _Rounds, scene: Scene, now: float) -> list[Suspect]:
-    name = scene.name
+def _found(
+    group: GroupScene, rounds: _Rounds, silent_s: Mapping[int, float], name: NameOf, now: float
+) -> list[Finding]:
     silent = [
-        Suspect(SILENT, group.group, peer, f"{name(peer)} is silent: no heartbeat for {seconds:.1f} s")
-        for peer, seconds in scene.silent_s.items()
+        Finding(SILENT, peer, group.group, f"{name(peer)} is silent: no heartbeat for {seconds:.1f} s")
+        for peer, seconds in silent_s.items()
         if peer in group.ring
     ]
     if silent:
@@ -223,16 +195,16 @@ def _suspects(group: GroupScene, rounds: _Rounds, scene: Scene, now: float) -> l
             f"{name(peer)} straggles: it spends {own:.0%} of the time between ops, the next slowest peer {rest:.0%}; "
             "the others wait for it"
         )
-        found.append(Suspect(STRAGGLER, group.group, peer, text))
+        found.append(Finding(STRAGGLER, peer, group.group, text))
     return found
 
 
-def _absent_from_calls(group: GroupScene, name: Callable[[int], str]) -> list[Suspect]:
+def _absent_from_calls(group: GroupScene, name: NameOf) -> list[Finding]:
     return [
-        Suspect(
+        Finding(
             ABSENT,
-            group.group,
             peer,
+            group.group,
             f"{name(peer)} has not called {call}; {_peers(count)} waited in it for {seconds:.0f} s",
         )
         for call, (seconds, count, missing) in group.waits.items()
@@ -241,7 +213,7 @@ def _absent_from_calls(group: GroupScene, name: Callable[[int], str]) -> list[Su
     ]
 
 
-def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: Callable[[int], str], now: float) -> list[Suspect]:
+def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: NameOf, now: float) -> list[Finding]:
     """Return the peers that have not called the op with the most waiters.
 
     Peers may all wait, in ops that others have not called: then the program calls ops in different orders.
@@ -267,7 +239,7 @@ def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: Callable[[int], s
         if peer in elsewhere:
             tag = callers_tag(elsewhere[peer].tag)
             text += f"; it waits in the op with tag {tag}: do all peers call the same ops in the same order?"
-        found.append(Suspect(ABSENT, group.group, peer, text))
+        found.append(Finding(ABSENT, peer, group.group, text))
     return found
 
 

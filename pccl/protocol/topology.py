@@ -1,7 +1,4 @@
-"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed.
-
-Ring problem: all that a search for a better ring has to know, as plain values that may go to another thread.
-"""
+"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed."""
 
 from __future__ import annotations
 
@@ -32,9 +29,7 @@ def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    if len(ring) < 2:
-        return set()
-    return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
+    return {pair(*link) for link in ring_links(ring)}
 
 
 def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
@@ -57,23 +52,21 @@ def fewest_evictions(
     failed: Iterable[tuple[int, int]],
     newcomers: Collection[int],
     evidence: Iterable[tuple[int, int]] = (),
-    offenders: Collection[int] = (),
 ) -> set[int]:
     """Return the fewest peers to evict so that no failed pair is left: a minimum vertex cover.
 
     Among covers of equal size, prefer 1. the most newcomers; 2. peers in the most pairs of `failed` and `evidence`,
-    other pairs that seem to fail; 3. the most `offenders`, evicted for their links before; 4. the highest numbers.
+    other pairs that seem to fail; 3. the highest numbers.
     Exact up to EXACT_COVER_PEERS_MAX peers, greedy beyond.
     """
     pairs = {pair(a, b) for a, b in failed if a != b}
     degrees = Counter(peer for each in pairs.union(pair(a, b) for a, b in evidence) for peer in each)
     involved = sorted({peer for each in pairs for peer in each})
 
-    def guilt(cover: Collection[int]) -> tuple[int, int, int, list[int]]:
+    def guilt(cover: Collection[int]) -> tuple[int, int, list[int]]:
         return (
             sum(peer in newcomers for peer in cover),
             sum(degrees[peer] for peer in cover),
-            sum(peer in offenders for peer in cover),
             sorted(cover, reverse=True),
         )
 
@@ -100,7 +93,7 @@ Known = tuple[float, float]
 
 @dataclass(frozen=True)
 class RingProblem:
-    """A ring, and all that is known of links between its peers."""
+    """A ring and the known links between its peers, as plain values that may go to another thread."""
 
     ring: tuple[int, ...]
     links: dict[tuple[int, int], Known]

@@ -97,7 +97,7 @@ def _explain_admission(members: Mapping[int, MemberStatus]) -> str:
         return "the view that lets this one in"
     return (
         "the peers of the run, which have yet to let this one in; they do so by calling "
-        f"{Kind.UPDATE_TOPOLOGY}: {_named(members, missing)}"
+        f"{Kind.UPDATE_TOPOLOGY}: {_names(members, missing)}{_elsewhere(members, missing)}"
     )
 
 
@@ -105,36 +105,20 @@ def _explain_call(status: RunStatus, members: Mapping[int, MemberStatus], peer: 
     own = members.get(peer)
     if own is None:
         return "a master that knows this peer: the one that answers does not"
-    if own.waiting is not None and own.waiting.call == call:
-        missing = own.waiting.missing
-    elif own.waiting is None:  # the status may be half a second old
-        missing = [
-            member.peer
-            for member in members.values()
-            if member.state == "accepted"
-            and member.peer != peer
-            and (call != Kind.SYNC or member.group == own.group)
-            and (member.waiting is None or member.waiting.call != call)
-        ]
-        if not missing:
-            return "the master, for all others have called it"
-    else:
-        missing = []
+    missing = own.waiting.missing if own.waiting is not None and own.waiting.call == call else []
     if missing:
         verb = "has" if len(missing) == 1 else "have"
-        names = peers_named(missing, lambda each: members[each].name if each in members else "")
-        return f"{names}, which {verb} not called {call}{_elsewhere(members, missing)}"
+        return f"{_names(members, missing)}, which {verb} not called {call}{_elsewhere(members, missing)}"
     due = [member.peer for member in status.members if member.answer_due_s is not None]
     if due:
-        return f"{peers_named(due, lambda each: members[each].name)} to answer the master's change of membership"
+        return f"{_names(members, due)} to answer the master's change of membership"
     if call == Kind.SYNC and any(each.group == own.group and each.is_syncing for each in status.groups):
         return "the shared state to be fetched by all that need it"
     return "the master, for all have called it"
 
 
-def _named(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
-    names = peers_named(missing, lambda each: members[each].name if each in members else "")
-    return names + _elsewhere(members, missing)
+def _names(members: Mapping[int, MemberStatus], peers: list[int]) -> str:
+    return peers_named(peers, lambda each: members[each].name if each in members else "")
 
 
 def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:

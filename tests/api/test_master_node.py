@@ -12,7 +12,8 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.protocol.failover.durable_state import RecordedView, RunRecord
-from pccl.protocol.stragglers import Change, Stragglers, Suspect
+from pccl.protocol.status import Finding
+from pccl.protocol.stragglers import Stragglers
 from pccl.runtime.master import server
 from pccl.runtime.master.durable_state import StateDirectory
 from pccl.status import run_status
@@ -160,9 +161,9 @@ def test_listen_on_any_address(host: str) -> None:
 
 
 def test_straggler_is_logged_as_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    changes = [Change(Suspect("straggler", 0, 2, "peer 2 straggles"), is_over=False)]
+    found = [Finding("straggler", 2, 0, "peer 2 straggles")]
     monkeypatch.setattr(server, "STRAGGLERS_S", 0.01)
-    monkeypatch.setattr(Stragglers, "judge", lambda *_: [changes.pop()] if changes else [])
+    monkeypatch.setattr(Stragglers, "judge", lambda *_: ([found.pop()] if found else [], []))
     with MasterNode("127.0.0.1:0") as node, Communicator(node.address):
         until(lambda: "peer 2 straggles" in caplog.messages, "it is logged")
     (record,) = [record for record in caplog.records if record.getMessage() == "peer 2 straggles"]

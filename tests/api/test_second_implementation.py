@@ -22,7 +22,7 @@ import pytest
 from pccl import Communicator, MasterNode, ReduceOp
 from tests.support.cluster import WAIT_S, Background, until
 
-PROTOCOL_VERSION, FRAME_VERSION = 19, 7
+PROTOCOL_VERSION, FRAME_VERSION = 20, 7
 TOKEN = "a token"
 READY, SEGMENT, EAGER, FRAME_HELLO, DONE = 1, 2, 3, 5, 8
 FRAME_BYTES = 88

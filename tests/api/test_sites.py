@@ -23,13 +23,13 @@ class SiteRig(Rig):
 
     @property
     def rings(self) -> dict[int, list[int]]:
-        return {group: self.master.ring(group) for group in (0, 1) if self.master.ring(group)}
+        return {group.number: group.ring for group in self.master.state.groups.values() if group.ring}
 
 
 def test_first_site_is_admitted_when_complete() -> None:
     rig = SiteRig()
     rig.rank("a", 0)
-    assert rig.master.accepted == []
+    assert rig.master.state.accepted == []
     rig.rank("a", 1)
     assert rig.rings == {0: [1], 1: [2]}
 
@@ -42,11 +42,11 @@ def test_half_a_site_is_not_admitted() -> None:
     rig.update()
     assert rig.rings == {0: [1, 3], 1: [2, 4]}
     rig.rank("c", 0)
-    for peer in rig.master.accepted:
+    for peer in rig.master.state.accepted:
         rig.hear(peer, m.GroupCall(1, m.Kind.ARE_PEERS_PENDING))
     assert rig.told(4) == [m.GroupCallResult(1, Result.SUCCESS, "", 0)]
     rig.update()
-    assert rig.master.pending == [5]
+    assert rig.master.state.pending == [5]
     rig.hello(1)  # a peer on its own does not complete it
     rig.rank("c", 1)
     rig.update()

@@ -14,14 +14,15 @@ FILES = sorted(CHECKS.glob("*.py"))
 MACHINES = {"machine", "master", "seen"}
 """The attributes by which the simulation's nodes and hosts hold machines."""
 IMPORTS = {
-    "pccl.protocol": {"messages", "peer"},
+    "pccl.protocol": {"messages"},
+    "pccl.protocol.peer": {"effects"},
     "pccl.protocol.topology": {"RingProblem"},
     "pccl.runtime.master.ring_search": {"matrices", "price"},
     "pccl.types": {"Result"},
 }
 """What checkers may import of pccl: messages, effects that callers see, results, and what a ring costs."""
 EFFECTS = {"OpResult", "Installed", "Ended"}
-"""What they may use of `pccl.protocol.peer`."""
+"""What they may use of `pccl.protocol.peer.effects`."""
 
 
 def _reads(path: Path) -> Iterator[ast.AST]:

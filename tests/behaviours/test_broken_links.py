@@ -48,7 +48,7 @@ def test_lost_link_is_replaced(world: World) -> None:
     world.run()
     assert a.result(op) is Result.RANK_CONNECTION_LOST
     assert "the ring was changed" in a.results[op].reason
-    assert world.master.accepted == [1, 2, 3]
+    assert world.master.state.accepted == [1, 2, 3]
     assert a.lost == []
     relinks = [message.relink for _, message in world.from_masters if isinstance(message, m.Prepare) and message.relink]
     assert relinks == [[(1, 2), (1, 3), (2, 3)]] * 3, "once, although both ends have reported it, and all of theirs"
@@ -69,10 +69,10 @@ def test_link_that_keeps_breaking_evicts_the_later_peer(world: World) -> None:
     for _ in range(RELINKS_MAX):
         world.break_link(b, c)
         world.run()
-        assert world.master.accepted == [1, 2, 3]
+        assert world.master.state.accepted == [1, 2, 3]
     world.break_link(b, c)
     world.run()
-    assert world.master.accepted == [1, 2]
+    assert world.master.state.accepted == [1, 2]
     assert c.ended is not None
     assert c.ended.code is Result.RANK_CONNECTION_FAILED
     assert f"broke {RELINKS_MAX + 1} times in a row" in c.ended.reason
@@ -85,7 +85,7 @@ def test_link_that_carries_ops_may_break_any_number_of_times(world: World) -> No
         world.break_link(b, c)
         assert set(world.reduce([a, b, c], tag=6)) <= {Result.SUCCESS, Result.RANK_CONNECTION_LOST}
         assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
-    assert world.master.accepted == [1, 2, 3]
+    assert world.master.state.accepted == [1, 2, 3]
 
 
 def test_link_that_cannot_be_replaced_evicts_the_later_peer(world: World) -> None:

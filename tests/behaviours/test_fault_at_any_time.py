@@ -101,7 +101,7 @@ def _recover(world: World) -> None:
         world.heal()
         _pass(world)
     is_anybody_seeking = any(node.masterless_since is not None for node in world.alive)
-    if world.master.pending != world.master.admission.admissible or is_anybody_seeking:
+    if world.master.state.pending != world.master.admission.admissible or is_anybody_seeking:
         _pass(world)  # heartbeats that were cut off are tried again after a while
     world.check_rest()
     world.cancel_all()

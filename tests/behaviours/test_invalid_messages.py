@@ -45,7 +45,7 @@ def test_illegal_message_evicts_its_sender_only(world: World, words: m.Message |
     world.send(speaker, words)
     world.run()
     assert speaker.ended is not None
-    assert world.master.accepted == ([1] if speaker is b else [1, 2])
+    assert world.master.state.accepted == ([1] if speaker is b else [1, 2])
     assert (op in a.results) == (speaker is b)
     if speaker is not b:
         assert world.reduce([b]) == [Result.SUCCESS]
@@ -75,7 +75,7 @@ def test_second_group_call_at_once_is_illegal(world: World) -> None:
     world.run()
     assert b.ended is not None
     assert "out of turn" in b.ended.reason
-    assert world.master.accepted == [a.number]
+    assert world.master.state.accepted == [a.number]
 
 
 LATE_OR_STALE = {

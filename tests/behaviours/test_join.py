@@ -16,19 +16,19 @@ def test_first_peer_is_admitted_at_once(world: World) -> None:
     world.run()
     assert node.view.ring == (1,)
     assert (node.view.world_size, node.view.global_world_size) == (1, 1)
-    assert world.master.pending == []
+    assert world.master.state.pending == []
 
 
 def test_joiner_waits_until_all_call_update_topology(world: World) -> None:
     a, b = world.join(0, 0)
     c = world.add()
     world.run()
-    assert world.master.pending == [3]
+    assert world.master.state.pending == [3]
     assert c.machine.view is None
     first = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert first not in a.calls
-    assert world.master.pending == [3]
+    assert world.master.state.pending == [3]
     second = world.group_call(b, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert (a.call(first), b.call(second)) == (Result.SUCCESS, Result.SUCCESS)
@@ -61,7 +61,7 @@ def test_joiner_that_comes_during_a_change_waits_for_the_next_call(world: World)
     world.run()
     assert a.call(call) is Result.SUCCESS
     assert rings([a, b]) == {(1, 2)}
-    assert world.master.pending == [3]
+    assert world.master.state.pending == [3]
     assert c.machine.view is None
 
 
@@ -111,8 +111,8 @@ def test_invalid_hello_is_refused(world: World, change: dict[str, int], wanted: 
     assert stranger.ended is not None
     assert stranger.ended.code is Result.MASTER_CONNECTION_FAILED
     assert wanted in stranger.ended.reason
-    assert world.master.accepted == [a.number]
-    assert world.master.pending == []
+    assert world.master.state.accepted == [a.number]
+    assert world.master.state.pending == []
 
 
 def test_too_many_connections_are_refused() -> None:
@@ -139,7 +139,7 @@ def test_silent_connection_is_closed(world: World) -> None:
     world.wait(0.2)
     world.run()
     assert stranger.ended is not None
-    assert world.master.accepted == [1]
+    assert world.master.state.accepted == [1]
 
 
 def test_slow_peers_of_unchanged_rings_do_not_delay_a_view(world: World) -> None:

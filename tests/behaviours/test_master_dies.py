@@ -80,7 +80,7 @@ def _course(world: World) -> None:
         newcomer.root = name.encode()
         world.run()
         _all_call(world, Kind.UPDATE_TOPOLOGY)
-        if world.master.pending:
+        if world.master.state.pending:
             _all_call(world, Kind.UPDATE_TOPOLOGY)  # it had lost its master just then
     for tag in (1, 2):
         for node in reversed(world.accepted):
@@ -258,9 +258,9 @@ def test_newcomer_waits_for_peers_of_an_earlier_run() -> None:
     world.heal()
     world.wait(1.0)
     world.run()
-    assert world.master.accepted == [node.number for node in nodes]
+    assert world.master.state.accepted == [node.number for node in nodes]
     world.admit_all()
-    assert newcomer.number in world.master.accepted
+    assert newcomer.number in world.master.state.accepted
 
 
 @pytest.mark.parametrize("masters", [1, 2])

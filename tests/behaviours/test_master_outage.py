@@ -82,7 +82,7 @@ def test_outage_of_the_master_loses_no_peer(memory: Memory, outage_s: float, way
     world.heal()
     _led_through(world, 3.0)
     assert [node.ended for node in nodes] == [None] * 4
-    assert world.master.accepted == [node.number for node in nodes]
+    assert world.master.state.accepted == [node.number for node in nodes]
     assert {node.view.ring for node in nodes} == {(1, 2, 3, 4)}
     assert world.reduce(nodes) == [Result.SUCCESS] * 4
     if newcomer is not None:
@@ -129,7 +129,7 @@ def test_reset_of_most_connections_loses_no_peer(
     world.heal()
     _led_through(world, 3.0)
     assert [node.ended for node in nodes] == [None] * 4
-    assert world.master.accepted == [node.number for node in nodes]
+    assert world.master.state.accepted == [node.number for node in nodes]
     assert {node.view.ring for node in nodes} == {(1, 2, 3, 4)}
     assert world.reduce(nodes) == [Result.SUCCESS] * 4
 

@@ -58,7 +58,7 @@ def test_evicted_peers_do_not_continue_the_run(memory: Memory) -> None:
     for _ in range(4):
         world.run()
         world.wait(2.0)
-    assert world.master.accepted == [node.number for node in kept]
+    assert world.master.state.accepted == [node.number for node in kept]
     assert [node.ended is not None for node in [*kept, *lost]] == [False, False, True, True, True]
     assert all(node.ended is not None and "evicted" in node.ended.reason for node in lost)
     assert world.reduce(kept) == [Result.SUCCESS] * 2
@@ -144,7 +144,7 @@ def test_newcomers_start_a_run_when_no_peer_of_the_last_one_returns(has_died: bo
     _led_by(world, 3 * TIMEOUT_S - 1.0)
     assert not world.hosts[0].is_leading
     _led_by(world, 2.0)
-    assert world.master.accepted
+    assert world.master.state.accepted
     world.heal()
     _led_by(world, 3.0)
     assert all(node.ended is not None for node in nodes)
@@ -167,7 +167,7 @@ def test_recorded_run_prevents_a_second_run_until_it_is_over() -> None:
     world.heal()
     world.wait(1.0)
     world.run()
-    assert world.master.accepted == [node.number for node in nodes]
+    assert world.master.state.accepted == [node.number for node in nodes]
     world.admit_all()
     for node in [*nodes, newcomer]:
         world.leave(node)
@@ -176,7 +176,7 @@ def test_recorded_run_prevents_a_second_run_until_it_is_over() -> None:
     world.restart_master()
     founder = world.add()
     world.run()
-    assert world.master.accepted == [founder.number]
+    assert world.master.state.accepted == [founder.number]
 
 
 def test_evicted_peers_that_return_first_hurry_no_survivor() -> None:

@@ -42,7 +42,7 @@ def test_loss_of_a_newcomer_costs_no_one(world: World) -> None:
     world.kill(stranger)
     world.kill(pending)
     world.run()
-    assert (world.master.pending, world.master.state.view) == ([], 2)
+    assert (world.master.state.pending, world.master.state.view) == ([], 2)
     assert world.reduce([b]) == [Result.SUCCESS]
     assert a.result(op) is Result.SUCCESS
 

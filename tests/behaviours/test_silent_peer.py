@@ -48,7 +48,7 @@ def test_silent_peer_is_lost_during_an_op(world: World, fault: Fault) -> None:
     fault(world, c)
     world.wait(JUST_UNDER_S)
     world.run()
-    assert world.master.accepted == [1, 2, 3]
+    assert world.master.state.accepted == [1, 2, 3]
     world.wait(0.2)
     world.run()
     assert [node.result(op) for node, op in zip((a, b), ops, strict=True)] == [Result.RANK_CONNECTION_LOST] * 2
@@ -100,13 +100,13 @@ def test_silent_newcomer_delays_no_peer(world: World, fault: Fault) -> None:
 def test_newcomer_without_heartbeats_is_not_admitted(world: World) -> None:
     (a,) = world.join(0)
     b = world.add()
-    world.run_until(lambda: world.master.pending)
+    world.run_until(lambda: world.master.state.pending)
     world.freeze(b)
     assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
-    assert (world.master.accepted, world.master.pending) == ([1], [2])
+    assert (world.master.state.accepted, world.master.state.pending) == ([1], [2])
     world.wait(MasterOptions().hello_timeout_s)
     world.run()
-    assert world.master.pending == []
+    assert world.master.state.pending == []
     world.thaw(b)
     world.run()
     assert b.ended is not None
@@ -134,7 +134,7 @@ def test_busy_peer_is_kept(world: World) -> None:
     for _ in range(10):
         world.wait(JUST_UNDER_S)
         world.run()
-    assert world.master.accepted == [1, 2]
+    assert world.master.state.accepted == [1, 2]
     world.thaw(b)
     world.launch(b, TAG)
     world.run()
@@ -178,4 +178,4 @@ def test_silent_master_is_lost_to_its_peers(world: World) -> None:
     assert a.result(op) is b.call(call) is Result.MASTER_CONNECTION_FAILED
     world.thaw_master()
     world.run()
-    assert world.master.accepted == []
+    assert world.master.state.accepted == []

@@ -25,8 +25,8 @@ def test_majority_continues_and_minority_fails() -> None:
         world.wait(2.5)
         world.run()
     assert not primary.is_leading
-    assert standby.machine.master.accepted == [node.number for node in nodes[2:]]
-    assert standby.machine.master.term == 2
+    assert standby.machine.master.state.accepted == [node.number for node in nodes[2:]]
+    assert standby.machine.master.state.term == 2
     for _ in range(30):
         world.wait(2.5)
         world.run()
@@ -44,13 +44,13 @@ def test_evicted_peer_at_a_standby_has_no_effect() -> None:
     for _ in range(4):
         world.wait(2.0)
         world.run()
-    assert primary.machine.master.accepted == [1, 2]
+    assert primary.machine.master.state.accepted == [1, 2]
     assert any(isinstance(message, m.Resume) for name, message in world.from_peers if name == "n3")
     world.heal()
     for _ in range(10):
         world.wait(2.0)
         world.run()
-    assert (primary.machine.master.accepted, primary.machine.master.term) == ([1, 2], 1)
+    assert (primary.machine.master.state.accepted, primary.machine.master.state.term) == ([1, 2], 1)
     assert nodes[2].machine.term == 1
     assert nodes[2].ended is not None
     assert "has gone on without peer 3" in nodes[2].ended.reason
@@ -82,6 +82,6 @@ def test_view_that_some_peers_did_not_answer_stands() -> None:
     for _ in range(30):
         world.wait(0.5)
         world.run()
-    assert first.machine.master.accepted == [node.number for node in others]
+    assert first.machine.master.state.accepted == [node.number for node in others]
     assert not second.is_leading
     assert {node.machine.term for node in nodes} == {1}

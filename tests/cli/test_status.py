@@ -113,7 +113,7 @@ def test_measured_links_are_shown(cluster: Cluster, pccl_status: Command) -> Non
     assert [(link["sender"], link["receiver"]) for link in group["links"]] == [
         (ring[at - 1], ring[at]) for at in [*range(1, len(ring)), 0]
     ]
-    assert all(link["bytes_per_s"] > 0 and link["source"] == "probe" for link in group["links"])
+    assert all(link["bytes_per_s"] > 0 for link in group["links"])
     assert "stays" in group["decision"] or "becomes" in group["decision"]
 
 

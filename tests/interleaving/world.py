@@ -27,9 +27,9 @@ from pccl import Communicator
 from pccl import _session_holder as session_holder
 from pccl._version import __version__
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.run_state import Close, Effect, MasterOptions, Send
+from pccl.protocol.peer import effects as ps
 from pccl.runtime.data_plane import engine as engine_module
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine

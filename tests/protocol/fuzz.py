@@ -31,12 +31,13 @@ import msgpack
 import msgspec
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import Close, Effect, MasterOptions, RunState, Send
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.network.handshake import Exchange
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -179,7 +180,7 @@ class AgainstMaster:
             if connection > 1:
                 for other in range(1, connection):
                     self._heed(self._master.received(other, m.GroupCall(1, Kind.UPDATE_TOPOLOGY), 0.0))
-        assert self._master.accepted == list(HONEST)
+        assert self._master.state.accepted == list(HONEST)
         self._size = self._state_size()
 
     def _heed(self, effects: list[Effect]) -> None:
@@ -216,7 +217,7 @@ class AgainstMaster:
         except ProtocolError:
             pass
         check(self._master.disconnected(connection, "reset", 0.0))
-        assert self._master.accepted == list(HONEST)
+        assert self._master.state.accepted == list(HONEST)
         assert self._state_size() == self._size
 
 
@@ -228,7 +229,7 @@ class AgainstPeer:
 
     def round(self) -> None:
         draw = self._mutator.random
-        machine = ps.Peer(0, 1)
+        machine = Peer(0, 1)
         ended: set[tuple[str, int]] = set()
 
         def carry_out() -> None:

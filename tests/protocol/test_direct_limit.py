@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol.link_metrics import UNKNOWN, LinkMetrics, direct_limit, is_outdated
-from pccl.protocol.peer import SubmitOp
+from pccl.protocol.peer.effects import SubmitOp
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp

@@ -35,7 +35,9 @@ class Rig:
         secret: bytes = b"",
         record: RunRecord | None = None,
     ) -> None:
-        self.machine = Failover("new", options, birth_at, is_standby, secret, record, persists=True)
+        self.machine = Failover("new", options, is_standby, secret, record, persists=True)
+        if birth_at:
+            self.machine.begin(0.0, birth_at)
         self.masters = 1 if record is not None else 2
         """Number of master addresses that peers know."""
         self.now = 0.0
@@ -218,7 +220,7 @@ def test_majority_leads_after_timeout() -> None:
     rig.wait(0.1)
     assert rig.machine.is_leading
     assert rig.kinds(1) == [m.Resumed, m.Flush]
-    assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    assert (rig.machine.run, rig.machine.master.state.term) == ("old", 2)
     rig.settle()
     rig.resume(3)
     (goodbye,) = rig.told(3)
@@ -311,7 +313,7 @@ def test_unaware_accepted_peer_is_not_readmitted() -> None:
     assert [ring.peers for message in views for ring in message.rings] == [[2, 3]]
     for peer in (2, 3):
         rig.say(peer, m.LinksReady(rig.machine.master.state.view))
-    assert rig.machine.master.accepted == [2, 3]
+    assert rig.machine.master.state.accepted == [2, 3]
 
 
 @pytest.mark.parametrize("kind", [Kind.SYNC, Kind.ARE_PEERS_PENDING])
@@ -390,7 +392,7 @@ def test_long_wait_does_not_shorten_patience() -> None:
     assert not rig.machine.is_leading
     rig.resume(3)
     rig.deliver(report_of(3, view(7, 1, 2, 3)))
-    assert rig.machine.master.accepted == [1, 2, 3]
+    assert rig.machine.master.state.accepted == [1, 2, 3]
 
 
 def test_broken_majority_restarts_patience() -> None:
@@ -406,7 +408,7 @@ def test_broken_majority_restarts_patience() -> None:
     rig.wait(3.9)
     assert not rig.machine.is_leading
     rig.wait(0.1)
-    assert rig.machine.master.accepted == [1, 3]
+    assert rig.machine.master.state.accepted == [1, 3]
 
 
 def test_no_vote_request_without_majority() -> None:
@@ -445,7 +447,7 @@ def test_higher_term_raises_vote_request() -> None:
     assert rig.told(3) == [m.VoteRequest(6)]
     for peer in (1, 2, 3):
         rig.say(peer, m.Vote(6, report_of(peer, view(7, 1, 2, 3))))
-    assert rig.machine.master.term == 6
+    assert rig.machine.master.state.term == 6
 
 
 def test_unasked_vote_is_ignored() -> None:
@@ -489,7 +491,7 @@ def test_unaccepted_peers_start_over() -> None:
     rig.deliver(report_of(2, None, prepared(8, 1, 2)))
     rig.deliver(report_of(1, view(7, 1), prepared(8, 1, 2)))
     assert rig.kinds(2) == [m.StartOver]
-    assert rig.machine.master.accepted == [1]
+    assert rig.machine.master.state.accepted == [1]
 
 
 def test_newcomers_alone_are_no_run() -> None:
@@ -591,7 +593,7 @@ def test_peers_return_after_standstill() -> None:
     for peer in (1, 2):
         rig.resume(peer, term=2)
         rig.deliver(report_of(peer, view(7, 1, 2)))
-    assert rig.machine.master.term == 3
+    assert rig.machine.master.state.term == 3
 
 
 def test_newcomer_after_standstill_is_welcomed() -> None:
@@ -643,7 +645,7 @@ def test_takeover_numbers_exceed_known_peers() -> None:
     rig.resume(25_002, is_accepted=False)
     assert rig.kinds(25_002) == [m.StartOver]
     assert welcome.peer not in range(25_002, 30_000)
-    assert rig.machine.master.connection_of(welcome.peer) == 1
+    assert rig.machine.master.state.members[welcome.peer].connection == 1
 
 
 def test_takeover_keeps_link_metrics() -> None:

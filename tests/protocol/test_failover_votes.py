@@ -30,7 +30,7 @@ def test_stale_vote_is_ignored() -> None:
     assert not rig.machine.is_leading
     rig.say(1, m.Vote(6, report_of(1, view(7, *ALL))))
     rig.wait(4.0)
-    assert rig.machine.master.accepted == [1, 4, 5]
+    assert rig.machine.master.state.accepted == [1, 4, 5]
 
 
 def test_late_peer_after_new_majority_is_in_time() -> None:
@@ -48,7 +48,7 @@ def test_late_peer_after_new_majority_is_in_time() -> None:
     rig.resume(5)
     rig.deliver(report_of(5, view(7, *ALL)))
     rig.wait(4.0)
-    assert rig.machine.master.accepted == [1, 3, 4, 5]
+    assert rig.machine.master.state.accepted == [1, 3, 4, 5]
 
 
 def test_voters_are_released_if_majority_leaves() -> None:
@@ -84,7 +84,7 @@ def test_late_peer_after_newer_view_is_in_time() -> None:
     assert not rig.machine.is_leading
     rig.resume(7)
     rig.deliver(report_of(7, view(7, 5, 6, 7)))
-    assert rig.machine.master.accepted == [5, 6, 7]
+    assert rig.machine.master.state.accepted == [5, 6, 7]
 
 
 def test_deposed_master_records_unfinished_run() -> None:
@@ -111,68 +111,6 @@ def test_same_term_uses_new_number_block() -> None:
     assert rig.machine.run == "other"
     rig.machine.stood_still(9.0, rig.now)
     rig.recover(1, 2, masters=2)
-    assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    assert (rig.machine.run, rig.machine.master.state.term) == ("old", 2)
     assert rig.machine.master.state.view != before[0]
     assert rig.machine.master.state.next_peer != before[1]
-
-
-def _come_again(rig: Rig, *peers: int, term: int = 2) -> None:
-    """Have the peers of a view that was led in this term be led in the next one."""
-    for peer in peers:
-        rig.resume(peer, term=term, masters=2)
-        rig.deliver(report_of(peer, view(7, *peers)))
-
-
-def _third_comes_again(rig: Rig, term: int) -> None:
-    """Have the third of three that are led in this term lose its connection before it has sent a heartbeat."""
-    for peer in (1, 2):
-        rig.heartbeat(10 * term + peer, peer)
-    rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
-
-
-def test_peer_without_resumed_is_kept() -> None:
-    """Its connection was reset in the moment in which this master began to lead, and it comes over another one."""
-    rig = Rig()
-    rig.recover(1, 2, 3, masters=2)
-    for peer in (1, 2):
-        rig.heartbeat(20 + peer, peer)
-    rig.machine.detached(3, "reset", rig.now)
-    rig.say(13, m.Resume(m.PROTOCOL_VERSION, "old", 2, 3, masters=2))
-    assert not rig.machine.is_leading
-    assert rig.told(13) == [m.PreVoteRequest()]
-    _come_again(rig, 1, 2, 3)
-    assert rig.machine.is_leading
-    assert rig.machine.master.accepted == [1, 2, 3]
-
-
-def test_peer_without_resumed_regathers_all() -> None:
-    rig = Rig()
-    rig.recover(1, 2, 3, masters=2)
-    for term in (2, 4):
-        _third_comes_again(rig, term)
-        assert not rig.machine.is_leading
-        _come_again(rig, 1, 2, 3, term=term)
-        for peer in (1, 2, 3):
-            rig.heartbeat(100 * term + peer, peer)
-        rig.machine.stood_still(9.0, rig.now)
-        _come_again(rig, 1, 2, 3, term=term + 1)
-    assert rig.machine.is_leading
-
-
-def test_regather_once_per_peer() -> None:
-    rig = Rig()
-    rig.recover(1, 2, 3, masters=2)
-    for peer in (1, 2, 3):
-        rig.heartbeat(20 + peer, peer)
-    rig.say(13, m.Resume(m.PROTOCOL_VERSION, "old", 2, 3, masters=2))
-    assert rig.machine.is_leading
-    assert 3 not in rig.machine.master.accepted
-    rig = Rig()
-    rig.recover(1, 2, 3, masters=2)
-    for term in (2, 3):
-        _third_comes_again(rig, term)
-        if term == 2:
-            assert not rig.machine.is_leading
-            _come_again(rig, 1, 2, 3)
-    assert rig.machine.is_leading
-    assert 3 not in rig.machine.master.accepted

@@ -39,7 +39,7 @@ def _founded() -> Failover:
     _say(machine, CONTROL, _hello(), 0.0)
     _say(machine, HEARTBEATS, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", 1), 0.0)
     machine.received(CONTROL, m.LinksReady(1, [], []), 0.0)
-    assert machine.master.accepted == [1]
+    assert machine.master.state.accepted == [1]
     return machine
 
 
@@ -47,7 +47,7 @@ def test_evicted_peer_is_rejected_by_empty_run() -> None:
     machine = _founded()
     machine.received(CONTROL, m.GroupCall(1, "none that there is"), TIMEOUT_S)
     assert not machine.is_leading
-    (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 6.0)
+    (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.state.term), 6.0)
     assert isinstance(answer, m.Goodbye)
     assert answer.reason.startswith("evicted: ")
     assert any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), 6.0))
@@ -67,7 +67,7 @@ def test_lost_peer_may_return_to_empty_run() -> None:
     machine = _founded()
     machine.disconnected(CONTROL, "reset", 1.0)
     machine.tick(1.0 + TIMEOUT_S)
-    (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 2.0 + TIMEOUT_S)
+    (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.state.term), 2.0 + TIMEOUT_S)
     assert isinstance(answer, m.PreVoteRequest)
 
 
@@ -85,7 +85,7 @@ def test_minority_is_sent_away() -> None:
         effects += machine.tick(now)
     assert [type(each) for each in _told(effects, AGAIN)] == [m.Elsewhere]
     assert not any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), now))  # it may be back
-    assert isinstance(_say(machine, NEWCOMER + 1, _hello(), machine.birth_at)[0], m.Welcome)
+    assert isinstance(_say(machine, NEWCOMER + 1, _hello(), machine._bootstrap.birth_at)[0], m.Welcome)
 
 
 def _run_of_four(masters: int) -> tuple[Failover, Iterator[int]]:
@@ -99,7 +99,7 @@ def _run_of_four(masters: int) -> tuple[Failover, Iterator[int]]:
             _all_answer(machine)
     machine.received(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY), 0.0)
     _all_answer(machine)
-    assert machine.master.accepted == [1, 2, 3, 4]
+    assert machine.master.state.accepted == [1, 2, 3, 4]
     return machine, iter(range(100, 200))
 
 
@@ -116,13 +116,13 @@ def _all_answer(machine: Failover) -> None:
 @pytest.mark.parametrize("masters", [1, 2])
 def test_lost_peer_is_rejected_after_install(masters: int) -> None:
     machine, connections = _run_of_four(masters)
-    resume = _resume("run", peer=4, term=machine.master.term, masters=masters)
+    resume = _resume("run", peer=4, term=machine.master.state.term, masters=masters)
     (answer,) = _say(machine, next(connections), resume, 1.0)
     assert isinstance(answer, m.Elsewhere)
     (answer,) = _say(machine, next(connections), resume, 1.0)
     assert isinstance(answer, m.Elsewhere)
     _all_answer(machine)
-    assert machine.master.accepted == [1, 2, 3]
+    assert machine.master.state.accepted == [1, 2, 3]
     (answer,) = _say(machine, next(connections), resume, 1.0)
     assert isinstance(answer, m.Goodbye)
     assert "has gone on without peer 4" in answer.reason
@@ -132,7 +132,7 @@ def test_gradual_master_loss_keeps_all_peers() -> None:
     """They hear nothing of it for a while. It hears those who have not noticed yet, so it takes no outage of its own
     for the reason until a majority is lost. Half of the view would be too few to go on."""
     machine, connections = _run_of_four(masters=2)
-    term = machine.master.term
+    term = machine.master.state.term
     here: dict[int, int] = {}
     for peer in (4, 3, 2, 1, 4, 3):
         here[peer] = next(connections)
@@ -142,5 +142,5 @@ def test_gradual_master_loss_keeps_all_peers() -> None:
     for peer, connection in here.items():
         view = m.InstalledView(2, [m.Ring(0, 2, [1, 2, 3, 4])], is_meshed=True)
         asked = _told(machine.received(connection, m.PreVote(view, None, False, []), 1.0), connection)
-        assert peer in machine.master.accepted or not machine.is_leading
+        assert peer in machine.master.state.accepted or not machine.is_leading
     assert [type(message) for message in asked] == [m.VoteRequest]

@@ -69,7 +69,7 @@ def test_standstill_keeps_waiting_founders() -> None:
     master.heartbeat(3)
     for peer in (1, 2, 3):
         master.say(peer, m.LinksReady(1, [], []))
-    assert master.machine.master.accepted == [1, 2, 3]
+    assert master.machine.master.state.accepted == [1, 2, 3]
 
 
 def test_waiting_founders_have_asked_all_masters() -> None:
@@ -78,7 +78,7 @@ def test_waiting_founders_have_asked_all_masters() -> None:
     assert master.hello(1) == [m.Welcome]
     master.heartbeat(1)
     assert master.hello(2, may_found=False) == [m.Elsewhere]
-    assert master.machine.master.pending == [1]
+    assert master.machine.master.state.pending == [1]
     assert master.hello(AGAIN) == [m.Welcome]
     master.heartbeat(2)
     assert master.hello(AGAIN + 1, may_found=False) == [m.Welcome]
@@ -91,7 +91,7 @@ def test_held_founders_ask_again_before_start() -> None:
     assert master.hello(3, may_found=False) == []
     master.hang_up(1)
     assert master.wait(TIMEOUT_S, 3) == [m.Elsewhere]
-    assert master.machine.master.pending == []
+    assert master.machine.master.state.pending == []
     assert master.hello(AGAIN, may_found=False) == [m.Elsewhere]
     assert master.hello(AGAIN + 1) == [m.Welcome]
 
@@ -105,7 +105,7 @@ def test_founder_starts_over_after_standstill() -> None:
     master.machine.stood_still(9.0, master.now)
     assert master.resume(AGAIN, peer=1, run="run") == [m.StartOver]
     assert master.hello(AGAIN + 1) == [m.Welcome]
-    assert master.machine.master.pending == [2]
+    assert master.machine.master.state.pending == [2]
 
 
 def test_lost_only_founder_starts_over() -> None:

@@ -59,7 +59,7 @@ def test_held_newcomer_asks_other_masters() -> None:
     """Another one may lead a run by now whose peers had not come to it yet when it was asked."""
     master = _Master()
     assert master.hello(1) == []
-    master.wait_until(master.machine.birth_at)
+    master.wait_until(master.machine._bootstrap.birth_at)
     assert master.told(1) == [m.Elsewhere]
     assert Close(1) in master.effects
     assert not master.machine.is_leading
@@ -69,7 +69,7 @@ def test_held_newcomer_asks_other_masters() -> None:
 def test_held_newcomer_with_one_master_founds() -> None:
     master = _Master()
     assert master.hello(1, masters=1) == []
-    master.wait_until(master.machine.birth_at)
+    master.wait_until(master.machine._bootstrap.birth_at)
     assert master.told(1) == [m.Welcome]
 
 
@@ -78,7 +78,7 @@ def test_record_does_not_cover_other_masters(record: RunRecord | None) -> None:
     master = _Master(has_state=True, record=record)
     began_at = master.now
     assert master.hello(1) == []
-    assert master.machine.birth_at == began_at + MARGIN_S
+    assert master.machine._bootstrap.birth_at == began_at + MARGIN_S
     master.wait_until(began_at + MARGIN_S)
     assert master.hello(2) == [m.Welcome]
 
@@ -120,7 +120,7 @@ def test_first_held_newcomer_is_a_warning() -> None:
     held, what_for = master.machine.holding(master.now)
     assert held == 2
     assert what_for in lines[0].text
-    master.wait_until(master.machine.birth_at)
+    master.wait_until(master.machine._bootstrap.birth_at)
     assert master.machine.holding(master.now) == (0, "")
 
 

@@ -87,21 +87,6 @@ def test_same_host_is_assumed_fast() -> None:
     assert rate(metrics, 1, 2) == SLOW
 
 
-def test_op_rate_counts_as_measured() -> None:
-    metrics = metrics_of(A, B)
-    metrics.carried((1, 2), FAST, 0.0)
-    assert metrics.get((1, 2)) is None, "its round trip would be unknown"
-    metrics.measured((1, 2), SLOW, 0.05, 0.0)
-    metrics.carried((1, 2), FAST, FRESH_S)
-    found = metrics.get((1, 2))
-    assert found is not None
-    assert (found.bytes_per_s, found.round_trip_s, found.source) == (FAST, 0.05, "op")
-    assert not metrics.is_due((1, 2), FRESH_S)
-
-
-# Newcomers.
-
-
 def test_unknown_newcomers_are_appended() -> None:
     assert with_newcomers([3, 1], [5, 4], LinkMetrics()) == [3, 1, 4, 5]
     assert with_newcomers([], [5, 4], LinkMetrics()) == [4, 5]

@@ -83,7 +83,6 @@ def test_stalled_send_and_recv(waiter: int, call: str) -> None:
     rig.hear(waiter, m.OpsStalled(group.epoch, [OpRef(tag, 0)]))
     other = 3 - waiter
     assert member(look(rig), waiter).stalled_ops == [StalledOp(4, 0, [other], call)]
-    assert any(f"waits in {call} with tag 4; not done yet: peers [{other}]" in text for text in rig.logged)
 
 
 def test_ops_are_counted_once() -> None:
@@ -134,7 +133,6 @@ def test_byte_totals_and_rates() -> None:
     totals = status.totals
     assert (totals.tx_bytes, totals.state_bytes, totals.reconnects) == (6000, 50, 1)
     assert sum(step.tx_bytes for step in status.course.steps) == 6000
-    assert sum(step.tx_bytes > 0 for step in status.course.steps) >= 2
     traffic = member(status, 1).traffic
     assert (traffic.tx_bytes, traffic.rx_bytes) == (4000, 2000)
     assert (traffic.tx_bytes_per_s, traffic.rx_bytes_per_s) == (1000.0, 500.0)
@@ -188,21 +186,12 @@ def test_history_is_bounded() -> None:
 
 def test_course_has_every_step() -> None:
     history = History()
-    history.happened(1.0 * STEP_S, 1.0 * STEP_S, Totals(ops_committed=2))
-    history.happened(1.5 * STEP_S, 1.5 * STEP_S, Totals(ops_committed=3))
-    history.joined(4.0 * STEP_S)
+    history.happened(1.0 * STEP_S, Totals(ops_committed=2))
+    history.happened(1.5 * STEP_S, Totals(ops_committed=3))
+    history.happened(4.0 * STEP_S, Totals(joins=1))
     steps = history.course(5.0 * STEP_S).steps
     assert steps == [Totals(ops_committed=5), Totals(), Totals(), Totals(joins=1), Totals()]
     assert history.course((STEPS_MAX + 100) * STEP_S).steps == [Totals()] * STEPS_MAX
-
-
-def test_counts_are_spread_over_steps() -> None:
-    history = History()
-    history.happened(0.5 * STEP_S, 3.0 * STEP_S, Totals(tx_bytes=1000, ops_committed=3))
-    steps = history.course(3.0 * STEP_S).steps
-    assert [step.tx_bytes for step in steps] == [200, 400, 400, 0]
-    assert sum(step.ops_committed for step in steps) == 3
-    assert history.totals == Totals(tx_bytes=1000, ops_committed=3)
 
 
 @pytest.mark.parametrize("peers", [0, 3])

@@ -9,7 +9,8 @@ import pytest
 
 from pccl.protocol.completion import PAIR_BIT
 from pccl.protocol.messages import OpRef, Report
-from pccl.protocol.stragglers import ABSENT_S, CLEAR_S, STALE_S, Change, GroupScene, Scene, Stragglers
+from pccl.protocol.status import Finding
+from pccl.protocol.stragglers import ABSENT_S, CLEAR_S, STALE_S, GroupScene, Stragglers
 
 EPOCH = 3
 REPORT_S = 0.5
@@ -22,7 +23,8 @@ class World:
         self.now = 100.0
         self.ring = list(range(1, peers + 1))
         self.stragglers = Stragglers()
-        self.changes: list[Change] = []
+        self.found: list[Finding] = []
+        self.over: list[Finding] = []
         self.silent: dict[int, float] = {}
         self.waits: dict[str, tuple[float, int, list[int]]] = {}
         self.stalled: dict[OpRef, set[int]] = {}
@@ -54,13 +56,15 @@ class World:
         self.stragglers.reported(peer, 0, report, self.now)
 
     def judge(self) -> None:
-        scene = Scene([GroupScene(0, self.ring, EPOCH, True, self.waits, self.stalled)], self.silent)
-        self.changes += self.stragglers.judge(scene, self.now)
+        scene = GroupScene(0, self.ring, EPOCH, True, self.waits, self.stalled)
+        begun, over = self.stragglers.judge([scene], self.silent, self.now)
+        self.found += begun
+        self.over += over
 
     @property
     def begun(self) -> list[tuple[str, int]]:
         """Everything that was named so far, in order."""
-        return [(change.suspect.kind, change.suspect.peer) for change in self.changes if not change.is_over]
+        return [(each.kind, each.peer) for each in self.found]
 
     @property
     def named(self) -> list[tuple[str, int]]:
@@ -74,13 +78,11 @@ def test_straggler_is_named_until_it_is_as_fast_as_the_others() -> None:
     assert not world.begun
     world.run(8, lambda peer: 0.8 if peer == 2 else 0.2)
     assert world.begun == [("straggler", 2)]
-    assert "peer 2 straggles: it spends 80% of the time between ops, the next slowest peer 20%" in (
-        world.changes[0].suspect.text
-    )
+    assert "peer 2 straggles: it spends 80% of the time between ops, the next slowest peer 20%" in (world.found[0].text)
     world.run(8)
     world.run(CLEAR_S)
     assert world.named == []
-    assert world.changes[-1].is_over
+    assert [each.peer for each in world.over] == [2]
 
 
 @pytest.mark.parametrize(("own", "rest"), [(0.38, 0.2), (0.15, 0.06), (0.9, 0.9)])
@@ -150,9 +152,7 @@ def test_peer_absent_from_a_group_call() -> None:
     world.waits = {"update_topology": (ABSENT_S, 2, [3])}
     world.run(1)
     assert world.begun == [("absent", 3)]
-    assert world.changes[0].suspect.text == (
-        "peer 3 has not called update_topology; 2 other peers have waited in it for 30 s"
-    )
+    assert world.found[0].text == ("peer 3 has not called update_topology; 2 other peers have waited in it for 30 s")
     world.waits = {"update_topology": (ABSENT_S, 1, [2, 3])}  # most are missing: not an absent peer
     world.run(CLEAR_S + 1)
     assert world.named == []
@@ -168,9 +168,7 @@ def test_peer_absent_from_an_op() -> None:
     world.op_wait_s = {1: ABSENT_S, 2: ABSENT_S + 1}
     world.run(1)
     assert world.begun == [("absent", 3)]
-    assert "has not called the op with tag 7; 2 other peers have waited in it for 30 s" in (
-        world.changes[0].suspect.text
-    )
+    assert "has not called the op with tag 7; 2 other peers have waited in it for 30 s" in (world.found[0].text)
     world.op_wait_s = {1: ABSENT_S, 2: ABSENT_S + 1, 3: 0.1}  # it has called it, and the op runs
     world.run(CLEAR_S + 1)
     assert world.named == []
@@ -182,6 +180,4 @@ def test_peer_that_waits_in_another_op() -> None:
     world.op_wait_s = dict.fromkeys(world.ring, ABSENT_S)
     world.run(1)
     assert world.begun == [("absent", 3)]
-    assert "; it waits in the op with tag 8: do all peers call the same ops in the same order?" in (
-        world.changes[0].suspect.text
-    )
+    assert "; it waits in the op with tag 8: do all peers call the same ops in the same order?" in (world.found[0].text)

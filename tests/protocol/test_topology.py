@@ -67,8 +67,3 @@ def test_most_failing_links_is_evicted() -> None:
 
 def test_newcomer_is_evicted_despite_evidence() -> None:
     assert topology.fewest_evictions([(1, 4)], {4}, [(1, 2), (1, 3)]) == {4}
-
-
-def test_offender_is_evicted_on_tie() -> None:
-    assert topology.fewest_evictions([(1, 4)], set(), (), {1}) == {1}
-    assert topology.fewest_evictions([(1, 4)], set(), [(2, 4)], {1}) == {4}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.codec import OPENING_BYTES_MAX, ControlSession, Decoder
+from pccl.protocol.peer import effects as ps
 
 if TYPE_CHECKING:
     from tests.simulation.master_host import MasterHost

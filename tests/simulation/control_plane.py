@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.codec import ControlSession, ProtocolError, encode
 from pccl.protocol.master.run_state import Close, Send
+from pccl.protocol.peer import effects as ps
 from pccl.runtime.network.addresses import FIRST_SHARE, LEAD_TIMEOUTS, OTHER_SHARE
 from pccl.runtime.session.control import WELCOME_TIMEOUT_S
 from pccl.types import Result

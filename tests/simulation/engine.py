@@ -25,8 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import ranks_of
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.connections import Wire
 from tests.simulation.node import Key, Node, Value

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import callers_tag
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
+from pccl.protocol.peer.ops import pair_start
 
 OPS = ("started", "ran", "done", "agreed", "ended")
 """Reports about ops only."""
@@ -34,11 +36,9 @@ class FastPath:
     ran: set[tuple[int, int, int]] = field(default_factory=set)
     """Epoch, tag and sequence of the ops that the machine knows that they were completed here."""
 
-    def submission(
-        self, machine: ps.Peer, op: int, tag: int, pair: tuple[int, bool] | None = None
-    ) -> ps.SubmitOp | None:
+    def submission(self, machine: Peer, op: int, tag: int, pair: tuple[int, bool] | None = None) -> ps.SubmitOp | None:
         """Let an op with this tag through, if it may. None: it may not. `pair`: as in `Node.pairs`."""
-        start = self.start if self.start is None or pair is None else ps.pair_start(self.start, pair)
+        start = self.start if self.start is None or pair is None else pair_start(self.start, pair)
         if start is None:
             return None
         shared_tag = start.tag | tag
@@ -88,7 +88,7 @@ class FastPath:
         for op in list(self.running):
             yield from self.hand_over(op)
 
-    def report(self, report: Report, machine: ps.Peer, now: float) -> None:
+    def report(self, report: Report, machine: Peer, now: float) -> None:
         """Have the machine hear that an op has run here, or goes on as its own."""
         kind, op = report
         made = self.submissions[op]

@@ -172,7 +172,7 @@ class Faults:
             self._group_call(node, kind)
 
     def update(self) -> None:
-        if self.world.master.pending or self.chance(0.3):
+        if self.world.master.state.pending or self.chance(0.3):
             self.group_call_by_all(Kind.UPDATE_TOPOLOGY)
 
     def sync(self) -> None:

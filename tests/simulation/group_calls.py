@@ -6,7 +6,7 @@ Shared state is a root and a revision; a fetch copies a donor's root.
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.peers import Peers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.run_state import Close, Send, TakeHeartbeats
+from pccl.protocol.peer import effects as ps
 from tests.simulation.master_host import MasterHost
 from tests.simulation.masters import HEARTBEATS_FROM, Masters
 from tests.simulation.node import Node

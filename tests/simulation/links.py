@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from tests.simulation.connections import Link, Wire
 from tests.simulation.node import Node
 from tests.simulation.peers import Peers
@@ -80,7 +80,7 @@ class Links:
                     link.stalled_since = None
                 elif link.stalled_since is None:
                     link.stalled_since = now
-                elif (now - link.stalled_since) * node.rate >= node.machine.link_timeout_s:
+                elif (now - link.stalled_since) * node.rate >= node.machine.links.timeout_s:
                     del node.links[number]
                     for wire in link.wires:
                         self.close_wire(wire, node)

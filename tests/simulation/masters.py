@@ -120,7 +120,7 @@ class Masters:
         master = host.machine.master
         if host.seen is not master:
             host.seen = master
-            if master.term <= 1:
+            if master.state.term <= 1:
                 self._runs += 1
                 host.number(self._runs)
 

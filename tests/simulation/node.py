@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import pair_tag
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
+from pccl.protocol.peer.view import View
 from pccl.types import Result
 from tests.simulation.fast_path import FastPath
 
@@ -31,7 +33,7 @@ class Node:
 
     name: str
     port: int
-    machine: ps.Peer
+    machine: Peer
     control: Control | None = None
     """Its connection to a master; None while it looks for one."""
     rate: float = 1.0
@@ -145,7 +147,7 @@ class Node:
     given_up: set[int] = field(default_factory=set)
     ready: int = 0
     """The last view where it has said that its links are up."""
-    views: list[ps.View] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     plans: list[ps.RunSync] = field(default_factory=list)
     serving: int = 0
@@ -160,7 +162,7 @@ class Node:
     last_number: int = 0
 
     @property
-    def view(self) -> ps.View:
+    def view(self) -> View:
         """The last view that its callers were told of."""
         return self.views[-1]
 

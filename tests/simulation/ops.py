@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.engine import Engines
 from tests.simulation.node import Node

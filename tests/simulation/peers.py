@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.fast_path import OPS
 from tests.simulation.node import Node

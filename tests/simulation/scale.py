@@ -64,11 +64,11 @@ class Group:
         self.update()
 
     def update(self) -> None:
-        accepted = set(self.master.accepted)
+        accepted = set(self.master.state.accepted)
         for connection, peer in self.peers.items():
             if peer in accepted:
                 self.say(connection, m.GroupCall(next(self.calls), m.Kind.UPDATE_TOPOLOGY))
-        assert not self.master.pending
+        assert not self.master.state.pending
 
     def reduce(self, tag: int) -> None:
         for connection in self.peers:
@@ -80,7 +80,7 @@ class Group:
         effects = self.master.disconnected(connection, "connection reset", self.now)
         self.cost.seconds += time.process_time() - began
         self.answer(effects)
-        assert len(self.master.accepted) == len(self.peers)
+        assert len(self.master.state.accepted) == len(self.peers)
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         """Have the master hear a message, and then the peers' answers to what it says."""
@@ -188,7 +188,7 @@ def fail_over(peers: int, step_s: float = 0.0001) -> Takeover:
     failover = Takeover(peers, step_s)
     failover.run()
     master = failover.machine.master
-    assert master.accepted == list(range(1, peers + 1))
+    assert master.state.accepted == list(range(1, peers + 1))
     assert master.state.installed_view == 7
     return failover
 

@@ -101,7 +101,7 @@ class Scene:
         """The one that leads, in the highest term."""
         leading = [host for host in self.hosts if host.is_leading]
         alive = next((host for host in self.hosts if not host.is_dead), self.hosts[0])
-        host = max(leading, key=lambda host: host.machine.master.term, default=alive)
+        host = max(leading, key=lambda host: host.machine.master.state.term, default=alive)
         return host.machine.master
 
     @property

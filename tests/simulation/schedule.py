@@ -217,7 +217,7 @@ class Schedule(Faults):
         assert len(leading) == len(set(leading)), f"two masters lead: {leading}"
         for node in world.accepted:
             assert node.masterless_since is None, f"{node} has waited for a master for too long"
-        ours = world.master.run
+        ours = world.master.state.run
         while others := [node for node in world.alive if node.run not in (ours, "")]:
             for node in others:
                 world.leave(node)  # another run, founded when this one could not be found

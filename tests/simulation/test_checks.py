@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.messages import Kind
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.view import View
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.world import TAG, World
@@ -42,7 +43,7 @@ def of(name: str, change: Callable[[Any], Any]) -> Change:
     return lambda node, told: change(told) if node.name == name else told
 
 
-def with_view(view: Callable[[ps.View], ps.View]) -> Change:
+def with_view(view: Callable[[View], View]) -> Change:
     return of("n2", lambda effect: dataclasses.replace(effect, view=view(effect.view)))
 
 
@@ -141,7 +142,7 @@ def test_commit_of_an_incomplete_op(world: World) -> None:
     ],
     ids=["other order", "smaller", "older", "other sizes", "other mesh", "other number"],
 )
-def test_a_view(world: World, change: Callable[[ps.View], ps.View]) -> None:
+def test_a_view(world: World, change: Callable[[View], View]) -> None:
     world.join(0, 0)
     handlers, tell = world._peers._handlers, with_view(change)
     installed = handlers[ps.Installed]

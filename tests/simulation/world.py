@@ -27,9 +27,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.failover.bootstrap import Start, hold_beside_s, hold_s
 from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.peer.machine import Peer
 from pccl.types import Result
 from tests.simulation.control_plane import ControlPlane
 from tests.simulation.delivery import Delivery
@@ -106,7 +106,7 @@ class World(Scene):
         """Add a peer that is connected and has not said Hello yet. `host` and `alias` are its host's address and the
         name that it gives, if it is not to have some of its own."""
         number = len(self.nodes) + 1
-        machine = ps.Peer(group, connections, may_grow=self.real is not None, outlives_masters=self.masters > 0)
+        machine = Peer(group, connections, may_grow=self.real is not None, outlives_masters=self.masters > 0)
         node = Node(f"n{number}", 1000 + number, machine, group=group)
         node.host, node.alias = host, alias
         node.rate = self.draw_rate()

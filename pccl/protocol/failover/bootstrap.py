@@ -75,8 +75,8 @@ def hold_beside_s(start: Start, options: MasterOptions) -> float:
 class Bootstrap:
     """The newcomers that wait at one master, and the time when they may start a run."""
 
-    def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
-        self.birth_at = birth_at
+    def __init__(self, peer_timeout_s: float) -> None:
+        self.birth_at = 0.0
         self.ended: RunRecord | None = None
         self._peer_timeout_s = peer_timeout_s
         self._beside_at = 0.0

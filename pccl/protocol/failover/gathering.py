@@ -1,13 +1,6 @@
 """Recovering peers: peers of one run that have lost its master and gather at another.
 
-A few peers that are cut off must not vote in a higher term and so disturb the master of the others. As with Raft's
-pre-vote there are two rounds:
-
-    1  Each peer reports the views that it knows, without a promise.
-    2  Once a majority of the run's last view has gathered, the peers are asked to vote in a term higher than any known.
-       A vote carries the recovery report that rebuilds the run.
-    3  The run continues when the voters are a majority of the newest view that any peer here knows. All peers that can
-       continue are awaited for a bounded time; a later one is lost to the run.
+`Gathering` judges when they may be asked for votes, and when they may be led: rules 1 to 4 of `failover.machine`.
 
 `KnownRuns` holds what this process knows of runs it does not lead. A record counts if no other master can have led its
 run since. Whether any peer of a run was ever accepted is judged over all peers that came one after the other, because
@@ -56,12 +49,12 @@ class Gathering:
 
     def enter(self, survivor: RecoveringPeer) -> None:
         self.survivors[survivor.peer] = survivor
-        self._with_rivals += survivor.masters > 1
-        self.known_term = max(self.known_term, survivor.term)
+        self._with_rivals += survivor.resume.masters > 1
+        self.known_term = max(self.known_term, survivor.resume.term)
 
     def leave(self, survivor: RecoveringPeer) -> None:
         del self.survivors[survivor.peer]
-        self._with_rivals -= survivor.masters > 1
+        self._with_rivals -= survivor.resume.masters > 1
         self.here.discard(survivor.peer)
         self.following.discard(survivor.peer)
         self._to_ask.pop(survivor.peer, None)

@@ -29,9 +29,8 @@ which none of the run's peers knew an installed view.
 
 A peer that returns to a master that has lost it:
 
-    8  If it lost its connection before it received Resumed, all peers gather again, once per peer.
-    9  Otherwise it is rejected once a view without it is installed (`Leadership.is_final_without`), and sent to other
-       masters until then. The next master may need it for its majority.
+    8  It is rejected once a view without it is installed (`Leadership.is_final_without`), and sent to other masters
+       until then. The next master may need it for its majority.
 
 Only a Goodbye with the run's secret evicts a peer. After Elsewhere it tries another master, after StartOver it sends
 Hello as a newcomer.
@@ -63,7 +62,6 @@ class Failover:
         self,
         run: str,
         options: MasterOptions | None = None,
-        birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
         record: RunRecord | None = None,
@@ -78,14 +76,13 @@ class Failover:
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
-        self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
+        self._bootstrap = Bootstrap(self.options.peer_timeout_s)
         self._names = run
         self._survivors: dict[int, RecoveringPeer] = {}
         self._gatherings: dict[str, Gathering] = {}
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
-        self._without_resumed: set[tuple[str, int]] = set()
 
     # Events.
 
@@ -128,43 +125,33 @@ class Failover:
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
         self._now = now
-        if not self._release(connection):
-            self._effects += self.master.disconnected(connection, reason, now)
-            self._check_leadership()
-        return self._drain()
+        if self._release(connection):
+            return self._drain()
+        return self._follow(self.master.disconnected(connection, reason, now), now)
 
     def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
         self._now = now
         if self._release(connection):
             self._effects.append(Close(connection))
-        else:
-            self._effects += self.master.detached(connection, reason, now)
-            self._check_leadership()
-        return self._drain()
+            return self._drain()
+        return self._follow(self.master.detached(connection, reason, now), now)
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
-        self._now = now
-        self._effects += self.master.reattached(connection, now)
-        self._check_leadership()
-        return self._drain()
+        return self._follow(self.master.reattached(connection, now), now)
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        self.master.note_quiet(connections)
+        """Note the connections without a heartbeat for `liveness.QUIET_SHARE` of the peer timeout. Called before any
+        event that may mean a loss."""
+        self.master.liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        self._now = now
-        self._effects += self.master.silent(connection, silent_s, now)
-        self._check_leadership()
-        return self._drain()
+        return self._follow(self.master.silent(connection, silent_s, now), now)
 
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
         return self.master.name_stragglers(silent, now) if self.is_leading else []
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
-        self._now = now
-        self._effects += self.master.rings_found(search, rings, now)
-        self._check_leadership()
-        return self._drain()
+        return self._follow(self.master.rings_found(search, rings, now), now)
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
         """Note that this process stood still. Called before any later event."""
@@ -198,33 +185,28 @@ class Failover:
 
     @property
     def run(self) -> str:
-        return self.master.run
+        return self.master.state.run
 
     def holding(self, now: float) -> tuple[int, str]:
         is_waiting = self._survivors or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
         return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
-
-    @property
-    def birth_at(self) -> float:
-        return self._bootstrap.birth_at
 
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
         name = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            self._dismiss(connection, other_version(message))
+            spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+            text = f"{spoken}; install the same version of pccl on both"
+            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        if (ended := self._bootstrap.refusal(message)) is not None:
-            self._dismiss(connection, ended)
+        rejection: m.FromMaster | None = self._bootstrap.refusal(message)
+        if rejection is None and self.is_leading and self._resume_while_leading(connection, message, name):
             return
-        if self.is_leading and self._resume_while_leading(connection, message, name):
-            return
-        if (rejection := left_out(self.master, message)) is not None:
+        is_waiting = self._bootstrap.is_waiting(self._now)
+        rejection = rejection or left_out(self.master, message) or self._known.refusal(message, is_waiting)
+        if rejection is not None:
             self._dismiss(connection, rejection)
-            return
-        if (refusal := self._known.refusal(message, is_waiting=self._bootstrap.is_waiting(self._now))) is not None:
-            self._dismiss(connection, refusal)
             return
         self._log("info", f"{name} ({host}) has lost its master")
         self._wait_with_others(connection, host, message)
@@ -237,17 +219,16 @@ class Failover:
             if self.is_leading:
                 self._dismiss(connection, of_another_run(self.master, message))
             return self.is_leading
-        if message.term > self.master.term and self.master.is_accepted(message.peer):
+        state, liveness = self.master.state, self.master.liveness
+        is_own = state.is_accepted(message.peer)
+        if is_own and message.term > state.term:
             self._depose(f"{name} has followed another master, in term {message.term}")
-        elif self._is_missed_by(message) and self.master.liveness.has_lost_sight(but_of=message.peer):
+        elif is_own and message.term == state.term and liveness.has_lost_sight(but_of=message.peer):
             self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
-        elif self._is_missed_by(message) and self._is_without_resumed(message):
-            self._without_resumed.add((message.run, message.peer))
-            self._depose(f"{name} lost its connection before it received Resumed")
-        old = self.master.connection_of(message.peer)
-        if self.is_leading and old is not None:
-            self._effects.append(Close(old))
-            self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
+        old = self.master.state.members.get(message.peer)
+        if old is not None:
+            self._effects.append(Close(old.connection))
+            self._effects += self.master.disconnected(old.connection, "its connection was lost on its side", self._now)
             self._check_leadership()
         if self.is_leading:
             self._dismiss(connection, lost(self.master, message))
@@ -259,15 +240,13 @@ class Failover:
             former = before.survivors[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        survivor = self._survivors[connection] = RecoveringPeer.of(connection, host, message, self._now)
+        survivor = self._survivors[connection] = RecoveringPeer(connection, host, message, self._now)
         self._send(connection, m.PreVoteRequest())
-        known = (
-            self._known.record.term if self._known.record is not None and self._known.record.run == message.run else 0
-        )
         gathering = self._gatherings.get(message.run)
         if gathering is None:
-            term = max(message.term, known) + 1
-            gathering = Gathering(message.run, term, self.options.peer_timeout_s)
+            record = self._known.record
+            known = record.term if record is not None and record.run == message.run else 0
+            gathering = Gathering(message.run, max(message.term, known) + 1, self.options.peer_timeout_s)
             self._gatherings[message.run] = gathering
         gathering.enter(survivor)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
@@ -275,15 +254,6 @@ class Failover:
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
-
-    def _is_missed_by(self, message: m.Resume) -> bool:
-        return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
-
-    def _is_without_resumed(self, message: m.Resume) -> bool:
-        """Whether the peer voted for this master and may not have received Resumed."""
-        return (
-            self.master.liveness.is_returning(message.peer) and (message.run, message.peer) not in self._without_resumed
-        )
 
     def _on_survivor(self, survivor: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
@@ -391,24 +361,25 @@ class Failover:
                 continue
             if survivor.run != run:
                 self._dismiss(survivor.connection, m.Elsewhere(f"it leads run {run!r} and not {survivor.run!r}"))
-            elif survivor.peer in recovered.newcomers or not survivor.is_accepted:
+            elif survivor.peer in recovered.newcomers or not survivor.resume.is_accepted:
                 self._dismiss(survivor.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
                 late = f"lost before view {recovered.known_view}, or too late to report after the loss of the master"
                 self._dismiss(survivor.connection, put_out(self.master, f"{late}; connect again"))
-        for connection, host in unidentified.items():
+        for connection, (host, _) in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
         self._release_held()
 
+    def _follow(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Return the effects of an event of the master, and of what follows for its leadership."""
+        self._now = now
+        self._effects += effects
+        self._check_leadership()
+        return self._drain()
+
     def _check_leadership(self) -> None:
         """Stop leading where rules 5 to 7 say so, and send away founders that wait at a standby."""
-        if self._without_resumed and self.is_leading:
-            self._without_resumed = {
-                each
-                for each in self._without_resumed
-                if each[0] != self.run or self.master.liveness.is_returning(each[1])
-            }
         if self.master.deposed:
             self._depose(self.master.deposed)
         elif self.is_standby and self.is_leading and self.master.waits_for_founders:
@@ -417,7 +388,7 @@ class Failover:
 
     def _depose(self, reason: str) -> None:
         old = self.master
-        self._log("warning", f"this master leads run {old.run} no further: {reason}")
+        self._log("warning", f"this master leads run {old.state.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self._known.record = old.leadership.record()
@@ -431,7 +402,7 @@ class Failover:
         self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
         self.master = Master(RunState(name, self.options, secret=self._secret))
-        for connection, host in old.admission.unidentified.items():
+        for connection, (host, _) in old.admission.unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
@@ -534,19 +505,13 @@ class Failover:
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]
 
 
-def other_version(message: m.Resume) -> m.Goodbye:
-    spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
-    text = f"{spoken}; install the same version of pccl on both"
-    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)
-
-
 def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
     rejection = m.Elsewhere if message.is_accepted else m.StartOver
-    return rejection(f"it leads run {master.run!r} and not {message.run!r}")
+    return rejection(f"it leads run {master.state.run!r} and not {message.run!r}")
 
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
-    """Return the rejection of a lost peer of the current run (rule 9)."""
+    """Return the rejection of a lost peer of the current run (rule 8)."""
     if not message.is_accepted:
         return m.StartOver("the run has gone on without the view that was to accept it")
     if not master.leadership.is_final_without(message.peer):
@@ -556,11 +521,12 @@ def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goo
 
 def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
     """Return the rejection of a peer whose run this master has led to its end; None if it has not."""
-    if message.run != master.run:
+    term = master.state.term
+    if message.run != master.state.run:
         return None
     if not message.is_accepted:
         return m.StartOver("the run has ended, and this peer was never accepted")
-    if message.term < master.term or (message.term == master.term and message.peer in master.leadership.evicted):
+    if message.term < term or (message.term == term and message.peer in master.leadership.evicted):
         # It has not lost the run: that has ended without this peer, if it follows a lower term.
         return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
     return None

@@ -62,8 +62,7 @@ from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.completion import participants
-from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, bounded_s, majority
-from pccl.protocol.master.liveness import Returning
+from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, majority
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import Group, Ledger, MasterOptions, Member, Persist, RunState
 from pccl.protocol.master.views import Leadership
@@ -342,29 +341,18 @@ NUMBERS_PER_TERM = 2**40
 class RecoveringPeer:
     connection: int
     host: str
-    peer: int
-    run: str
-    term: int
-    """The highest term that it had followed when it came."""
-    masters: int
-    is_accepted: bool
+    resume: m.Resume
     since: float
-    master_timeout_s: float
     asked: int = 0
+    """The term in which its vote was requested last."""
 
-    @classmethod
-    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> RecoveringPeer:
-        return cls(
-            connection,
-            host,
-            message.peer,
-            message.run,
-            message.term,
-            message.masters,
-            message.is_accepted,
-            now,
-            bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S),
-        )
+    @property
+    def peer(self) -> int:
+        return self.resume.peer
+
+    @property
+    def run(self) -> str:
+        return self.resume.run
 
 
 def take_over(
@@ -385,13 +373,12 @@ def take_over(
         recovered.in_force,
         recovered.possible,
         [QuorumView(len(peers), peers & recovered.members.keys()) for peers in recovered.quorum_views.values()],
-        has_rivals=any(survivor.masters > 1 for survivor in survivors.values()),
+        has_rivals=any(survivor.resume.masters > 1 for survivor in survivors.values()),
     )
     ends = {peer: missed_end(report, recovered) for peer, report in recovered.members.items()}
     master = Master(
         state,
         leadership,
-        Returning(recovered.members, now, options.peer_timeout_s),
         {peer: end for peer, end in ends.items() if end is not None},
         "a peer of its site did not come back after the loss of the master" if recovered.missing else "",
     )
@@ -432,7 +419,6 @@ def _run_state(
     for peer, report in sorted(recovered.members.items()):
         state.add(_member(peer, report, survivors[peer], now))
     _add_link_metrics(state, recovered, survivors)
-    state.throughput.inherit(recovered.members)
     for group in recovered.groups:
         _add_group(state, group)
     if recovered.is_unchanged:
@@ -474,8 +460,8 @@ def _member(peer: int, report: m.RecoveryReport, survivor: RecoveringPeer, now: 
         me.name,
         site=report.site,
         site_size=report.site_size,
-        masters=survivor.masters,
-        master_timeout_s=survivor.master_timeout_s,
+        masters=survivor.resume.masters,
+        master_timeout_s=survivor.resume.master_timeout_s,
     )
     is_accepted = report.installed is not None
     return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_heartbeat=True)

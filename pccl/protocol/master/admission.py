@@ -80,38 +80,32 @@ class Admission:
         self._state = state
         self._liveness = liveness
         self._probation = probation
-        self._unidentified: dict[int, tuple[str, float]] = {}
+        self.unidentified: dict[int, tuple[str, float]] = {}
+        """Connections without a first message: the host, and the time since which they stand."""
         self._trials_due_at: dict[int, float] = {}
         """Newcomers that were evicted for their links before, and the time when they may try these again."""
         self._broken_sites: dict[str, str] = {}
 
     # Connections without a first message.
 
-    @property
-    def unidentified(self) -> dict[int, str]:
-        return {connection: host for connection, (host, _) in self._unidentified.items()}
-
-    def __contains__(self, connection: int) -> bool:
-        return connection in self._unidentified
-
     def host_of(self, connection: int) -> str | None:
-        return self._unidentified[connection][0] if connection in self._unidentified else None
+        return self.unidentified[connection][0] if connection in self.unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
         """Note a new connection. `others` is the number of identified connections."""
         state = self._state
-        if len(self._unidentified) + others >= state.options.connections_max:
+        if len(self.unidentified) + others >= state.options.connections_max:
             state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
             state.close(connection)
         else:
-            self._unidentified[connection] = (host, state.now)
+            self.unidentified[connection] = (host, state.now)
 
     def disconnected(self, connection: int) -> None:
-        self._unidentified.pop(connection, None)
+        self.unidentified.pop(connection, None)
 
     def first_message(self, connection: int, message: m.FromPeer) -> Member | None:
         """Hear the first message of a connection. Return the newcomer, if it makes one."""
-        host, _ = self._unidentified.pop(connection)
+        host, _ = self.unidentified.pop(connection)
         if isinstance(message, m.HeartbeatHello):
             self._heartbeat_hello(connection, host, message)
             return None
@@ -280,9 +274,9 @@ class Admission:
     def expire(self) -> None:
         state = self._state
         limit_s = state.options.hello_timeout_s
-        for connection, (host, since) in list(self._unidentified.items()):
+        for connection, (host, since) in list(self.unidentified.items()):
             if state.now >= since + limit_s:
-                del self._unidentified[connection]
+                del self.unidentified[connection]
                 state.log("info", f"{host}: no Hello within {limit_s:g} s, closed", is_unauthenticated=True)
                 state.close(connection)
 
@@ -292,7 +286,7 @@ class Admission:
 
     def deadlines(self) -> list[float]:
         limit_s = self._state.options.hello_timeout_s
-        times = [since + limit_s for _, since in islice(self._unidentified.values(), 1)]
+        times = [since + limit_s for _, since in islice(self.unidentified.values(), 1)]
         return [*times, *self._trials_due_at.values()]
 
     def forget(self, member: Member, reason: str, is_leaving: bool) -> None:

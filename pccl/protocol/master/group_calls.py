@@ -1,5 +1,8 @@
 """Group calls: when one is complete, and which of them are deadlocked.
 
+A peer waits in one group call at a time. Ended calls are numbered, so that after the death of a master a recovery
+report identifies the call that a peer waits in.
+
 1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, of the run
    otherwise. A lost peer is removed from it.
 2  A call that ended under an earlier master ends in the same way for a peer that has not received its end.
@@ -21,7 +24,7 @@ from pccl.protocol.completion import callers_tag
 from pccl.protocol.master.admission import Admission
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.ring import RingChange
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Sync, Wait, Waits
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Sync, Wait
 from pccl.protocol.master.verdicts import OpVerdicts
 from pccl.protocol.messages import Kind, OpRef, PendingAnswer, SyncOffer, TensorOffer
 from pccl.types import Result, SharedStateSyncStrategy
@@ -31,10 +34,9 @@ class GroupCalls:
     def __init__(
         self,
         state: RunState,
-        waits: Waits,
         admission: Admission,
         verdicts: OpVerdicts,
-        state_sync: StateSync,
+        link_failures: LinkFailures,
         ring_change: RingChange,
         evict: Callable[[int, str, Result], None],
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
@@ -42,16 +44,16 @@ class GroupCalls:
         """`missed_ends` are peers that wait in a group call which has ended under a master before this one, with that
         end."""
         self._state = state
-        self._waits = waits
+        self._waiting: Counter[str] = Counter()
         self._admission = admission
         self._verdicts = verdicts
-        self._state_sync = state_sync
+        self._link_failures = link_failures
         self._ring_change = ring_change
         self._evict = evict
         self._missed_ends = dict(missed_ends or {})
         self.is_updating = False
 
-    # What peers say.
+    # Messages of peers.
 
     def enter(self, member: Member, message: m.GroupCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
@@ -59,7 +61,8 @@ class GroupCalls:
         elif member.wait is not None:
             self._evict(member.peer, "a group call out of turn", Result.INVALID_USAGE)
         else:
-            self._waits.enter(member, message)
+            member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, self._state.now)
+            self._count(member, message.kind, 1)
 
     def cancel(self, member: Member, message: m.GroupCallCancel) -> None:
         wait = member.wait
@@ -72,11 +75,36 @@ class GroupCalls:
             or member.peer in self._missed_ends
         )
         if not begun:
-            self._waits.answer(member, Result.TIMEOUT, "cancelled by its caller")
+            self._answer(member, Result.TIMEOUT, "cancelled by its caller")
 
     def forget(self, member: Member) -> None:
         self._missed_ends.pop(member.peer, None)
-        self._waits.forget(member)
+        if member.wait is not None:
+            self._count(member, member.wait.kind, -1)
+
+    def _answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
+        assert member.wait is not None
+        self._state.send(member.connection, m.GroupCallResult(member.wait.call, code, reason, value, number))
+        self._count(member, member.wait.kind, -1)
+        member.wait = None
+
+    def _finish(
+        self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
+    ) -> None:
+        self._state.group_calls_ended += 1
+        for member in members:
+            if member.wait is not None and member.wait.kind == kind:
+                self._answer(member, code, reason, value, self._state.group_calls_ended)
+
+    def _waits_of(self, peers: Iterable[int]) -> dict[int, Wait]:
+        found = {peer: self._state.members[peer].wait for peer in peers}
+        return {peer: wait for peer, wait in found.items() if wait is not None}
+
+    def _count(self, member: Member, kind: str, change: int) -> None:
+        for waiting in (self._waiting, self._state.group_of(member).waiting):
+            waiting[kind] += change
+            if not waiting[kind]:
+                del waiting[kind]
 
     # Complete calls.
 
@@ -94,8 +122,7 @@ class GroupCalls:
                 return False
             if self._send_missed_ends():
                 return True
-        waiting = self._waits.waiting
-        kind = next((kind for kind, number in waiting.items() if number == state.accepted_count), None)
+        kind = next((kind for kind, number in self._waiting.items() if number == state.accepted_count), None)
         if kind == Kind.ARE_PEERS_PENDING:
             self._finish_all(kind, value=len(self._admission.admissible))
             return True
@@ -112,7 +139,7 @@ class GroupCalls:
             if is_over:
                 self._finish_all(kind)
             return is_over is not None
-        return self._state_sync.advance()
+        return self._advance_syncs()
 
     def view_installed(self) -> None:
         if self.is_updating:
@@ -126,16 +153,16 @@ class GroupCalls:
             if member.wait is not None:
                 del self._missed_ends[peer]
                 if member.wait.kind == end.kind:
-                    self._waits.answer(member, Result(end.code), end.reason, end.value, end.call_number)
+                    self._answer(member, Result(end.code), end.reason, end.value, end.call_number)
                     progress = True
         return progress
 
     def _finish_all(self, kind: str, value: int = 0) -> None:
         for group in self._state.groups.values() if kind in Kind.EXCLUSIVE else ():
             self._verdicts.renew_at_rest(group)
-        self._waits.finish(self._state.members.values(), kind, value=value)
+        self._finish(self._state.members.values(), kind, value=value)
 
-    # Hopeless calls.
+    # Deadlocked calls.
 
     def end_deadlocked(self) -> None:
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
@@ -155,7 +182,7 @@ class GroupCalls:
             stalled = group.ledger.stalled.items() if group.running else ()
             if any(self._end_behind(group, op, stuck) for op, stuck in list(stalled)):
                 return True
-        if 0 < state.accepted_count == sum(self._waits.waiting[kind] for kind in Kind.GLOBAL):
+        if 0 < state.accepted_count == sum(self._waiting[kind] for kind in Kind.GLOBAL):
             # Were they all in one call, it would be complete.
             self._end_all(state.accepted)
             return True
@@ -166,7 +193,7 @@ class GroupCalls:
         return ", ".join(f"{members[peer]} in {wait.kind}" for peer, wait in sorted(waits.items()))
 
     def _end_all(self, peers: Iterable[int]) -> None:
-        waits = self._waits.of(peers)
+        waits = self._waits_of(peers)
         others = {wait.kind for wait in waits.values()} - {Kind.ARE_PEERS_PENDING}
         answer = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
         self._end(waits, f"these calls can never meet: {self._listing(waits)}", answer)
@@ -201,7 +228,7 @@ class GroupCalls:
     def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
         return {
             peer: wait
-            for peer, wait in self._waits.of(group.participants(op)).items()
+            for peer, wait in self._waits_of(group.participants(op)).items()
             if peer not in stuck
             and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
         }
@@ -212,12 +239,93 @@ class GroupCalls:
         self._state.log("info" if asking else "warning", reason)
         for peer in asking or waits:
             if asking:
-                self._waits.answer(members[peer], Result.SUCCESS, reason, answer)
+                self._answer(members[peer], Result.SUCCESS, reason, answer)
             else:
-                self._waits.answer(members[peer], Result.INVALID_USAGE, reason)
+                self._answer(members[peer], Result.INVALID_USAGE, reason)
+
+    # sync_shared_state.
+
+    def sync_reported(self, member: Member, message: m.SyncReport) -> None:
+        sync = self._state.group_of(member).sync if member.accepted else None
+        if sync is None or sync.number != message.sync or member.peer not in sync.receivers:
+            return
+        sync.receivers.discard(member.peer)
+        for donor, reason in message.suspects:
+            about = {**member.about, "other": donor}
+            self._state.log("warning", f"{member} could not use donor {donor}: {reason}", about)
+        if not message.success:
+            sync.failures[member.peer] = f"{member} could not fetch the shared state: {message.reason}"
+            if message.suspects:
+                self._link_failures.doubt_links(member)
+
+    def _advance_syncs(self) -> bool:
+        progress = False
+        for group in self._state.groups.values():
+            progress = self._advance_group(group) or progress
+        return progress
+
+    def _advance_group(self, group: Group) -> bool:
+        sync = group.sync
+        if group.changed or (sync is not None and sync.failures and not group.running):
+            return False  # a peer that could not fetch it may be about to go
+        if sync is not None:
+            return not sync.receivers and self._end_sync(group, sync)
+        return 0 < group.accepted == group.waiting[Kind.SYNC] and self._begin_sync(group)
+
+    def _end_sync(self, group: Group, sync: Sync) -> bool:
+        group.sync = None
+        waiting = [self._state.members[peer] for peer in group.ring if peer in sync.members]
+        if sync.failures:
+            failure = next(iter(sync.failures.values()))
+            self._finish(waiting, Kind.SYNC, Result.NO_SHARED_STATE_AVAILABLE, failure)
+        else:
+            self._sync_succeeded(group, waiting, sync.revision)
+        return True
+
+    def _begin_sync(self, group: Group) -> bool:
+        members = [self._state.members[peer] for peer in group.ring]
+        offers = {
+            member.peer: member.wait.offer
+            for member in members
+            if member.accepted and member.wait is not None and member.wait.offer is not None
+        }
+        assert len(offers) == group.accepted
+        losses = self._state.history.losses(self._state.now)
+        lost = [(loss.peer, loss.reason) for loss in losses if loss.group == group.number]
+        elected = elect(offers, group.synced, group.revision, lost)
+        if isinstance(elected, NotElected):
+            self._finish(members, Kind.SYNC, elected.code, elected.reason)
+            return True
+        text = f"group {group.number} syncs to revision {elected.revision}: {elected.reason}"
+        self._state.log("info", text, {"group": group.number})
+        loose = elected.loose_receivers if any(t.loose for t in offers[elected.donors[0]].tensors) else frozenset()
+        receivers = set(elected.content_receivers | loose)
+        if not receivers:
+            self._sync_succeeded(group, members, elected.revision)
+            return True
+        number = self._state.number()
+        group.sync = Sync(number, elected.revision, receivers, set(offers))
+        for peer in offers:
+            plan = m.SyncPlan(
+                number,
+                elected.revision,
+                elected.root,
+                elected.donors,
+                peer in elected.content_receivers,
+                peer in loose,
+            )
+            self._state.send_to(peer, plan)
+        return True
+
+    def _sync_succeeded(self, group: Group, members: Iterable[Member], revision: int) -> None:
+        waiting = [member for member in members if member.wait is not None]
+        group.revision = revision
+        group.synced = {member.peer for member in waiting}
+        self._verdicts.renew_at_rest(group)
+        self._finish(waiting, Kind.SYNC, value=revision)
 
 
-# sync_shared_state of a group: the election of a state, and the call.
+# The election of a shared state.
 
 RECEIVE_ONLY = SharedStateSyncStrategy.RECEIVE_ONLY.value
 SEND_ONLY = SharedStateSyncStrategy.SEND_ONLY.value
@@ -343,90 +451,3 @@ def _schema_difference(offers: Mapping[int, SyncOffer]) -> str | None:
 def describe(tensor: TensorOffer) -> str:
     loose = ", content may differ" if tensor.loose else ""
     return f"{tensor.name!r} ({tensor.dtype} {list(tensor.shape)}{loose})"
-
-
-class StateSync:
-    def __init__(self, state: RunState, waits: Waits, verdicts: OpVerdicts, link_failures: LinkFailures) -> None:
-        self._state = state
-        self._waits = waits
-        self._verdicts = verdicts
-        self._link_failures = link_failures
-
-    def report(self, member: Member, message: m.SyncReport) -> None:
-        sync = self._state.group_of(member).sync if member.accepted else None
-        if sync is None or sync.number != message.sync or member.peer not in sync.receivers:
-            return
-        sync.receivers.discard(member.peer)
-        for donor, reason in message.suspects:
-            about = {**member.about, "other": donor}
-            self._state.log("warning", f"{member} could not use donor {donor}: {reason}", about)
-        if not message.success:
-            sync.failures[member.peer] = f"{member} could not fetch the shared state: {message.reason}"
-            if message.suspects:
-                self._link_failures.doubt_links(member)
-
-    def advance(self) -> bool:
-        progress = False
-        for group in self._state.groups.values():
-            progress = self._advance_group(group) or progress
-        return progress
-
-    def _advance_group(self, group: Group) -> bool:
-        sync = group.sync
-        if group.changed or (sync is not None and sync.failures and not group.running):
-            return False  # a peer that could not fetch it may be about to go
-        if sync is not None:
-            return not sync.receivers and self._end(group, sync)
-        return 0 < group.accepted == group.waiting[Kind.SYNC] and self._begin(group)
-
-    def _end(self, group: Group, sync: Sync) -> bool:
-        group.sync = None
-        waiting = [self._state.members[peer] for peer in group.ring if peer in sync.members]
-        if sync.failures:
-            failure = next(iter(sync.failures.values()))
-            self._waits.finish(waiting, Kind.SYNC, Result.NO_SHARED_STATE_AVAILABLE, failure)
-        else:
-            self._succeeded(group, waiting, sync.revision)
-        return True
-
-    def _begin(self, group: Group) -> bool:
-        members = [self._state.members[peer] for peer in group.ring]
-        offers = {
-            member.peer: member.wait.offer
-            for member in members
-            if member.accepted and member.wait is not None and member.wait.offer is not None
-        }
-        assert len(offers) == group.accepted
-        losses = self._state.history.losses(self._state.now)
-        lost = [(loss.peer, loss.reason) for loss in losses if loss.group == group.number]
-        elected = elect(offers, group.synced, group.revision, lost)
-        if isinstance(elected, NotElected):
-            self._waits.finish(members, Kind.SYNC, elected.code, elected.reason)
-            return True
-        text = f"group {group.number} syncs to revision {elected.revision}: {elected.reason}"
-        self._state.log("info", text, {"group": group.number})
-        loose = elected.loose_receivers if any(t.loose for t in offers[elected.donors[0]].tensors) else frozenset()
-        receivers = set(elected.content_receivers | loose)
-        if not receivers:
-            self._succeeded(group, members, elected.revision)
-            return True
-        number = self._state.number()
-        group.sync = Sync(number, elected.revision, receivers, set(offers), elected.donors)
-        for peer in offers:
-            plan = m.SyncPlan(
-                number,
-                elected.revision,
-                elected.root,
-                elected.donors,
-                peer in elected.content_receivers,
-                peer in loose,
-            )
-            self._state.send_to(peer, plan)
-        return True
-
-    def _succeeded(self, group: Group, members: Iterable[Member], revision: int) -> None:
-        waiting = [member for member in members if member.wait is not None]
-        group.revision = revision
-        group.synced = {member.peer for member in waiting}
-        self._verdicts.renew_at_rest(group)
-        self._waits.finish(waiting, Kind.SYNC, value=revision)

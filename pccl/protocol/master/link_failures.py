@@ -176,7 +176,7 @@ class LinkFailures:
             self._state.log("warning", *self._unlogged.pop(pair))
 
     def waits_for_absent(self) -> bool:
-        if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
+        if any(peer in self._liveness.absent_until for pair in self._failed for peer in pair):
             self._evidence_due_at = None
             return True
         return False
@@ -219,12 +219,7 @@ class LinkFailures:
         members = state.members
         newcomers = {peer for peer, member in members.items() if not member.accepted or member.absence}
         weak = {pair for group in state.groups.values() for pair in group.linkless}
-        offenders = {
-            peer
-            for peer in {peer for pair in failed for peer in pair}
-            if self._probation.record(members[peer].host, members[peer].hello.name, state.now) is not None
-        }
-        for peer in sorted(topology.fewest_evictions(failed, newcomers, weak.union(self._relinks), offenders)):
+        for peer in sorted(topology.fewest_evictions(failed, newcomers, weak.union(self._relinks))):
             pair, why = next((pair, why) for pair, why in failed.items() if peer in pair)
             member = members[peer]
             delay_s = self._probation.evicted(member.host, member.hello.name, state.now)

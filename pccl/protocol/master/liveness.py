@@ -14,8 +14,7 @@
 
 Observers can be wrong when all connections of a living peer are reset at once; that costs an eviction.
 
-After a takeover each peer has a peer timeout for its heartbeat connection, counted from the last arrival, bounded by
-RETURN_TIMEOUTS (`Returning`).
+After a takeover each peer has a peer timeout to make its heartbeat connection.
 """
 
 from __future__ import annotations
@@ -28,41 +27,16 @@ from pccl.protocol import topology
 from pccl.protocol.failover.durable_state import majority
 from pccl.protocol.master.run_state import Group, Member, RunState, TakeHeartbeats
 
-RETURN_TIMEOUTS = 3.0
-
-
-class Returning:
-    def __init__(self, peers: Iterable[int] = (), now: float = 0.0, timeout_s: float = 0.0) -> None:
-        self.peers = dict.fromkeys(peers)
-        self.since = now
-        self.until = now + timeout_s
-        self._timeout_s = timeout_s
-
-    def came(self, peer: int, now: float) -> None:
-        """Expect this peer no more, and the others for longer. A peer that was not expected is ignored."""
-        if peer in self.peers:
-            del self.peers[peer]
-            self.until = min(now + self._timeout_s, self.since + RETURN_TIMEOUTS * self._timeout_s)
-
-    def gone(self, peer: int) -> None:
-        self.peers.pop(peer, None)
-
-    def late(self, now: float) -> list[int]:
-        return list(self.peers) if now >= self.until else []
-
-
 QUIET_SHARE = 0.5
 """Share of the peer timeout after which several heartbeats are missing on a connection."""
 
 
 class Liveness:
-    def __init__(self, state: RunState, returning: Returning | None = None) -> None:
-        """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
+    def __init__(self, state: RunState) -> None:
         self._state = state
         self.heartbeats: dict[int, int] = {}
         self._first_due_at: dict[int, float] = {}
-        self._due_at: dict[int, float] = {}
-        self._returning = returning or Returning()
+        self._due_at = dict.fromkeys(state.members, state.now + state.options.peer_timeout_s)
         self.absent_until: dict[int, float] = {}
         """Peers without a control connection, longest first, and the time when they are lost."""
         self._cut: set[tuple[int, int]] = set()
@@ -84,7 +58,6 @@ class Liveness:
         member.has_heartbeat = True
         self._first_due_at.pop(member.peer, None)
         self._due_at.pop(member.peer, None)
-        self._returning.came(member.peer, self._state.now)
         self._state.outbox.append(TakeHeartbeats(connection))
 
     def _close_heartbeat(self, member: Member) -> None:
@@ -127,9 +100,6 @@ class Liveness:
         member.absence = ""
         self.absent_until.pop(member.peer, None)
         self._state.log("info", f"{member} has another control connection", member.about)
-
-    def is_absent(self, peer: int) -> bool:
-        return peer in self.absent_until
 
     # Links, as evidence.
 
@@ -199,7 +169,7 @@ class Liveness:
 
     def silent(self) -> list[tuple[int, float]]:
         now, options = self._state.now, self._state.options
-        found = [
+        return [
             (peer, allowed_s)
             for due_at, allowed_s in (
                 (self._first_due_at, options.hello_timeout_s),
@@ -207,24 +177,18 @@ class Liveness:
             )
             for peer, _ in takewhile(lambda due: now >= due[1], due_at.items())
         ]
-        return found + [(peer, now - self._returning.since) for peer in self._returning.late(now)]
 
     def next_late(self) -> int | None:
         return next((peer for peer, until in self.absent_until.items() if self._state.now >= until), None)
 
     def deadlines(self) -> list[float]:
         due = [self._first_due_at, self._due_at, self.absent_until]
-        times = [at for each in due for at in islice(each.values(), 1)]
-        return [*times, self._returning.until] if self._returning.peers else times
-
-    def is_returning(self, peer: int) -> bool:
-        return peer in self._returning.peers
+        return [at for each in due for at in islice(each.values(), 1)]
 
     def forget(self, member: Member) -> None:
         peer = member.peer
         self._close_heartbeat(member)
         for due_at in (self._first_due_at, self._due_at, self.absent_until):
             due_at.pop(peer, None)
-        self._returning.gone(peer)
         self._cut = {pair for pair in self._cut if peer not in pair}
         self.suspect_cut()

@@ -21,9 +21,9 @@ from typing import Any
 from pccl.protocol import messages as m
 from pccl.protocol.completion import callers_tag
 from pccl.protocol.master.admission import Admission, Probation
-from pccl.protocol.master.group_calls import GroupCalls, StateSync
+from pccl.protocol.master.group_calls import GroupCalls
 from pccl.protocol.master.link_failures import LinkFailures
-from pccl.protocol.master.liveness import Liveness, Returning
+from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.ring import RingChange
 from pccl.protocol.master.run_state import (
     NAMED_MAX,
@@ -33,13 +33,12 @@ from pccl.protocol.master.run_state import (
     Member,
     OpenAbortVote,
     RunState,
-    Waits,
     name_stragglers,
 )
 from pccl.protocol.master.verdicts import OpVerdicts
 from pccl.protocol.master.views import Leadership, MissingLinks, ViewStages
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Waiting
+from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Totals, Waiting
 from pccl.protocol.topology import ring_links
 from pccl.types import Result
 
@@ -51,7 +50,6 @@ class Master:
         self,
         state: RunState,
         leadership: Leadership | None = None,
-        returning: Returning | None = None,
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
@@ -62,7 +60,7 @@ class Master:
         """The run's state. It may be looked at and not be changed from outside."""
         self.leadership = leadership or Leadership(state)
         probation = Probation(state.options.peer_timeout_s)
-        self.liveness = Liveness(state, returning)
+        self.liveness = Liveness(state)
         self.admission = Admission(state, self.liveness, probation)
         if sites_broken_by:
             self.admission.break_incomplete_sites(sites_broken_by)
@@ -71,12 +69,9 @@ class Master:
         self._verdicts = OpVerdicts(
             state, self._evict, self.links.ops_committed, self._abort_deadlocked, self._missing.may_stand
         )
-        waits = Waits(state)
-        state_sync = StateSync(state, waits, self._verdicts, self.links)
-        self._waits = waits
         self._ring_change = RingChange(state)
         self._calls = GroupCalls(
-            state, waits, self.admission, self._verdicts, state_sync, self._ring_change, self._evict, missed_ends
+            state, self.admission, self._verdicts, self.links, self._ring_change, self._evict, missed_ends
         )
         self._stages = ViewStages(state, self.leadership, self.liveness, self.links, self._missing, self._calls)
         self._handlers: dict[type[m.Message], Callable[[Member, Any], None]] = {
@@ -94,7 +89,7 @@ class Master:
             m.OpsOver: self._verdicts.ops_over,
             m.TagsUsed: self._verdicts.tags_used,
             m.FlushReply: self._verdicts.flush_reply,
-            m.SyncReport: state_sync.report,
+            m.SyncReport: self._calls.sync_reported,
             m.Probes: self._ring_change.probed,
             m.Report: self._on_report,
         }
@@ -109,7 +104,7 @@ class Master:
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
         state = self.state
         state.now = now
-        if connection in self.admission:
+        if connection in self.admission.unidentified:
             newcomer = self.admission.first_message(connection, message)
             if newcomer is not None and newcomer.hello.masters > 1:
                 self.leadership.has_rivals = True
@@ -152,11 +147,6 @@ class Master:
         self.liveness.reattached(self.state.members[self.state.peer_of[connection]])
         return self._advance()
 
-    def note_quiet(self, connections: Iterable[int]) -> None:
-        """Note the connections over which no heartbeat has come for `liveness.QUIET_SHARE` of the peer timeout. It is
-        called before any event that may mean a loss."""
-        self.liveness.note_quiet(connections)
-
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         self.state.now = now
         peer = self.liveness.heartbeat_silent(connection)
@@ -198,7 +188,6 @@ class Master:
         self.admission.begin_trials()
         self._missing.try_again()
         self._ring_change.expire()
-        self._waits.log_long()
         return self._advance()
 
     def deadline(self) -> float | None:
@@ -206,7 +195,7 @@ class Master:
             return None
         answer_limit_s = self.state.options.answer_limit_s
         times = [asked_at + answer_limit_s for asked_at in islice(self.state.asked_at.values(), 1)]
-        for part in (self.admission, self.liveness, self._missing, self._waits, self._ring_change):
+        for part in (self.admission, self.liveness, self._missing, self._ring_change):
             times += part.deadlines()
         times += [self.links.evidence_due_at] if self.links.evidence_due_at is not None else []
         return min(times, default=None)
@@ -231,31 +220,6 @@ class Master:
         return state.drain()
 
     # What others may look at.
-
-    @property
-    def run(self) -> str:
-        return self.state.run
-
-    @property
-    def term(self) -> int:
-        return self.state.term
-
-    @property
-    def accepted(self) -> list[int]:
-        return self.state.accepted
-
-    @property
-    def pending(self) -> list[int]:
-        return self.state.pending
-
-    def is_accepted(self, peer: int) -> bool:
-        return self.state.is_accepted(peer)
-
-    def connection_of(self, peer: int) -> int | None:
-        return self.state.members[peer].connection if peer in self.state.members else None
-
-    def ring(self, group: int) -> list[int]:
-        return list(self.state.groups[group].ring) if group in self.state.groups else []
 
     @property
     def deposed(self) -> str:
@@ -332,7 +296,7 @@ class Master:
         if member.accepted:
             state.lost.append((peer, reason))
             if is_leaving:
-                state.history.left(state.now)
+                state.history.happened(state.now, Totals(leaves=1))
             else:
                 state.history.lost(state.now, peer, member.hello.name, member.hello.group, reason)
             self.leadership.lose(peer, is_leaving)
@@ -397,9 +361,6 @@ class Master:
 
     def _on_report(self, member: Member, message: m.Report) -> None:
         state = self.state
-        for other, bytes_per_s in state.throughput.reported(member.peer, message):
-            if other in state.members:
-                state.link_metrics.carried((member.peer, other), bytes_per_s, state.now)
         state.stragglers.reported(member.peer, member.hello.group, message, state.now)
         state.traffic.reported(member.peer, member.hello.group, message, state.now)
 
@@ -450,7 +411,7 @@ def _group(state: RunState, group: Group, now: float) -> GroupStatus:
         undecided_ops=group.ledger.undecided,
         is_syncing=group.sync is not None,
         links=[
-            LinkFigures(*link, metric.bytes_per_s, metric.round_trip_s, now - metric.at, metric.source)
+            LinkFigures(*link, metric.bytes_per_s, metric.round_trip_s, now - metric.at)
             for link in ring_links(group.ring)
             if (metric := state.link_metrics.get(link)) is not None and not metric.is_assumed
         ],

@@ -192,10 +192,6 @@ class Optimization:
         self.is_searching = True
         return {group: self._metrics.problem(ring) for group, ring in rings.items()}
 
-    def found(self, rings: Mapping[int, Sequence[int]]) -> None:
-        self.is_searching = False
-        self.rings = rings
-
 
 @dataclass(frozen=True)
 class Outlook:
@@ -324,7 +320,7 @@ class RingChange:
         course = self._course
         if course is None or not course.is_searching or course.number != search:
             return False
-        course.found(rings)
+        course.is_searching, course.rings = False, rings
         return True
 
     def expire(self) -> None:

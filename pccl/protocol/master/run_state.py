@@ -1,9 +1,6 @@
-"""A run as its master keeps it: options, members, groups, numbering, outgoing messages, and waits in group calls.
+"""A run as its master keeps it: options, members, groups, numbering and outgoing messages.
 
 `RunState` is plain data, shared by the parts of the master. A takeover builds one from recovery reports.
-
-A peer waits in one group call at a time. Waiting peers are counted per call. Ended calls are numbered, so that after
-the death of a master a recovery report identifies the call that a peer waits in.
 """
 
 from __future__ import annotations
@@ -19,11 +16,10 @@ from pccl.protocol import topology
 from pccl.protocol.completion import call_of, is_mutual, participants, ranks_of
 from pccl.protocol.failover.durable_state import RunRecord, bounded_s, majority
 from pccl.protocol.link_metrics import UNKNOWN, LinkMetrics
-from pccl.protocol.master.statistics import History, Throughput, Traffic
+from pccl.protocol.master.statistics import History, Traffic
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.stragglers import GroupScene, Scene, Stragglers
+from pccl.protocol.stragglers import GroupScene, Stragglers
 from pccl.protocol.topology import RingProblem
-from pccl.types import Result
 
 ANSWER_TIMEOUTS = 3.0
 """Number of peer timeouts for an answer, longer than making a link may take."""
@@ -116,7 +112,6 @@ class Sync:
     revision: int
     receivers: set[int]
     members: set[int]
-    donors: list[int]
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -220,8 +215,7 @@ class RunState:
         self.history = History()
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
-        self.throughput = Throughput()
-        self.stragglers = Stragglers()
+        self.stragglers = Stragglers(lambda peer: str(self.members.get(peer, f"peer {peer}")))
         self.outbox: list[Effect] = []
 
     # Members.
@@ -243,7 +237,7 @@ class RunState:
         self.accepted_count += member.accepted
         self.link_metrics.arrived(member.peer, member.hosts)
 
-    def remove(self, peer: int) -> Member:
+    def remove(self, peer: int) -> None:
         member = self.members.pop(peer)
         del self.peer_of[member.connection]
         self.accepted_count -= member.accepted
@@ -253,10 +247,8 @@ class RunState:
         for pair in [pair for pair in self.made_in if peer in pair]:
             del self.made_in[pair]
         self.traffic.forget(peer)
-        self.throughput.forget(peer)
         self.stragglers.gone(peer)
         self.link_metrics.gone(peer)
-        return member
 
     def group_of(self, member: Member) -> Group:
         return self.groups[member.hello.group]
@@ -301,10 +293,6 @@ class RunState:
     def send_to(self, peer: int, message: m.FromMaster) -> None:
         self.send(self.members[peer].connection, message)
 
-    def send_to_all(self, peers: Iterable[int], message: m.FromMaster) -> None:
-        for peer in peers:
-            self.send_to(peer, message)
-
     def request(self, peer: int, message: m.FromMaster) -> None:
         self.asked_at.pop(peer, None)
         self.asked_at[peer] = self.now
@@ -333,87 +321,15 @@ class RunState:
         return effects
 
 
-LONG_WAIT_S = 10.0
-"""Seconds after which a wait is logged once, with the peers that it waits for."""
-
-
-class Waits:
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        self.waiting: Counter[str] = Counter()
-        self._unlogged: dict[int, float] = {}
-        """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
-
-    def enter(self, member: Member, message: m.GroupCall) -> None:
-        now = self._state.now
-        member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, now)
-        self._unlogged[member.peer] = now
-        self._count(member, message.kind, 1)
-
-    def answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
-        assert member.wait is not None
-        self._state.send(member.connection, m.GroupCallResult(member.wait.call, code, reason, value, number))
-        self._count(member, member.wait.kind, -1)
-        self._unlogged.pop(member.peer, None)
-        member.wait = None
-
-    def finish(
-        self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
-    ) -> None:
-        self._state.group_calls_ended += 1
-        for member in members:
-            if member.wait is not None and member.wait.kind == kind:
-                self.answer(member, code, reason, value, self._state.group_calls_ended)
-
-    def of(self, peers: Iterable[int]) -> dict[int, Wait]:
-        found = {peer: self._state.members[peer].wait for peer in peers}
-        return {peer: wait for peer, wait in found.items() if wait is not None}
-
-    def forget(self, member: Member) -> None:
-        self._unlogged.pop(member.peer, None)
-        if member.wait is not None:
-            self._count(member, member.wait.kind, -1)
-
-    def _count(self, member: Member, kind: str, change: int) -> None:
-        for waiting in (self.waiting, self._state.group_of(member).waiting):
-            waiting[kind] += change
-            if not waiting[kind]:
-                del waiting[kind]
-
-    def log_long(self) -> None:
-        state = self._state
-        missing: dict[tuple[str, int], list[int]] = {}
-        for peer, since in list(self._unlogged.items()):
-            if state.now < since + LONG_WAIT_S:
-                break
-            del self._unlogged[peer]
-            member = state.members[peer]
-            assert member.wait is not None
-            kind = member.wait.kind
-            call = kind, member.hello.group if kind == Kind.SYNC else 0
-            if call not in missing:
-                missing[call] = state.missing(
-                    state.group_of(member).ring if kind == Kind.SYNC else state.accepted, kind
-                )
-            if missing[call]:
-                names = ", ".join(str(state.members[other]) for other in missing[call])
-                state.log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {names}", member.about)
-
-    def deadlines(self) -> list[float]:
-        return [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
-
-
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
     if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
         silent_s = {}  # more likely, this master is cut off
     groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
-    scene = Scene(groups, silent_s, lambda peer: str(state.members.get(peer, f"peer {peer}")))
-    for change in state.stragglers.judge(scene, state.now):
-        about = {"group": change.suspect.group, "peer": change.suspect.peer}
-        if change.is_over:
-            state.log("info", f"over after {change.for_s:.1f} s: {change.suspect.text}", about)
-        else:
-            state.log("warning", change.suspect.text, about)
+    begun, over = state.stragglers.judge(groups, silent_s, state.now)
+    for level, findings in (("warning", begun), ("info", over)):
+        for found in findings:
+            text = found.text if level == "warning" else f"over after {found.for_s:.1f} s: {found.text}"
+            state.log(level, text, {"group": found.group, "peer": found.peer})
 
 
 def _group_scene(state: RunState, group: Group) -> GroupScene:
@@ -515,8 +431,7 @@ class Ledger:
         return committed
 
     def decide(self, op: OpRef) -> bool:
-        """Note the verdict on one op; return False if it has one already. What peers say of it is ignored from here
-        on."""
+        """Note the verdict on one op; return False if it has one already. Later reports of it are ignored."""
         if self.is_decided(op):
             return False
         self._decide(op)
@@ -524,8 +439,7 @@ class Ledger:
 
     def forget(self, ops: Iterable[OpRef]) -> None:
         for op in ops:
-            if not self.is_decided(op):
-                self._decide(op)
+            self.decide(op)
 
     def stall(self, peer: int, ops: Iterable[OpRef]) -> None:
         for op in ops:
@@ -548,12 +462,9 @@ class Ledger:
         self.stalled.clear()
         return commits
 
-    def holders(self, op: OpRef) -> frozenset[int]:
-        return frozenset(self._done.get(op, ()))
-
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
         """Return as what a peer has called the op that it waits in, and which others are not done with it."""
-        holders, ranks = self.holders(op), ranks_of(op.tag)
+        holders, ranks = self._done.get(op, set()), ranks_of(op.tag)
         if ranks is None:
             return "op", (each for each in self._order if each not in holders and each != peer)
         needed = participants(op.tag, self._order)
@@ -571,11 +482,6 @@ class Ledger:
     @property
     def entries(self) -> int:
         return len(self._done) + len(self.stalled)
-
-    @property
-    def heaviest(self) -> int:
-        named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
-        return max(named, key=lambda peer: (named[peer], peer))
 
     def is_decided(self, op: OpRef) -> bool:
         if is_mutual(op.tag, self._is_meshed):

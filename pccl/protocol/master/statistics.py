@@ -1,23 +1,20 @@
-"""What has happened in a run, in bounded memory: totals, recent minutes, losses and log lines; traffic and throughput.
+"""What has happened in a run, in bounded memory: totals, recent minutes, losses and log lines; and traffic.
 
 Each peer reports its session's totals every few seconds (`messages.Report`), and the master adds the differences:
 
     1  Ops are counted per epoch. The highest count of any peer is the group's, so no op counts twice.
     2  The first report of a peer is the base of its later ones; a new master counts from there.
-
-Throughput counts only time when a link limited the ops: for half a second all its connections had more to send than
-TCP accepted, and no other link of the peer did, as BBR ignores application-limited samples.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import add, sub
+from operator import add
 
 import msgspec
 
+from pccl.protocol.codec import harmless
 from pccl.protocol.messages import LinkReport, Report
 from pccl.protocol.status import Course, Event, LinkTraffic, Loss, PeerTraffic, Totals
 
@@ -35,30 +32,19 @@ class History:
         self._losses: deque[tuple[float, Loss]] = deque(maxlen=LOSSES_MAX)
         self._events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_MAX)
 
-    def happened(self, since: float, now: float, more: Totals) -> None:
-        """Note what happened at some time between two moments: at an even rate, as far as the steps go."""
-        last = int(now // STEP_S)
-        first = max(int(since // STEP_S), last - STEPS_MAX + 1)
-        left = more
-        for number in range(first, last):
-            share = _fraction(left, (number + 1) * STEP_S - max(since, number * STEP_S), now - since)
-            self._add(number, share)
-            left, since = _minus(left, share), (number + 1) * STEP_S
-        self._add(last, left)
+    def happened(self, now: float, more: Totals) -> None:
         self.totals = _sum(self.totals, more)
-
-    def joined(self, now: float) -> None:
-        self._count(now, Totals(joins=1))
-
-    def left(self, now: float) -> None:
-        self._count(now, Totals(leaves=1))
+        number = int(now // STEP_S)
+        self._steps[number] = _sum(self._steps.get(number, NOTHING), more)
+        if len(self._steps) > STEPS_MAX:
+            del self._steps[min(self._steps)]
 
     def lost(self, now: float, peer: int, name: str, group: int, reason: str) -> None:
-        self._count(now, Totals(losses=1))
-        self._losses.append((now, Loss(0.0, peer, name, group, _short(reason))))
+        self.happened(now, Totals(losses=1))
+        self._losses.append((now, Loss(0.0, peer, name, group, harmless(reason, TEXT_CHARACTERS_MAX))))
 
     def logged(self, now: float, level: str, text: str) -> None:
-        self._events.append((now, level, _short(text)))
+        self._events.append((now, level, harmless(text, TEXT_CHARACTERS_MAX)))
 
     def course(self, now: float) -> Course:
         current = int(now // STEP_S)
@@ -71,37 +57,12 @@ class History:
     def events(self, now: float) -> list[Event]:
         return [Event(now - at, level, text) for at, level, text in self._events]
 
-    def _count(self, now: float, more: Totals) -> None:
-        self.totals = _sum(self.totals, more)
-        self._add(int(now // STEP_S), more)
-
-    def _add(self, number: int, more: Totals) -> None:
-        if more == NOTHING:
-            return
-        self._steps[number] = _sum(self._steps.get(number, NOTHING), more)
-        if len(self._steps) > STEPS_MAX:
-            del self._steps[min(self._steps)]
-
 
 NOTHING = Totals()
 
 
 def _sum(a: Totals, b: Totals) -> Totals:
     return Totals(*map(add, msgspec.structs.astuple(a), msgspec.structs.astuple(b)))
-
-
-def _minus(a: Totals, b: Totals) -> Totals:
-    return Totals(*map(sub, msgspec.structs.astuple(a), msgspec.structs.astuple(b)))
-
-
-def _fraction(of: Totals, part_s: float, whole_s: float) -> Totals:
-    share = min(1.0, max(0.0, part_s / whole_s)) if whole_s > 0 else 0.0
-    return Totals(*(int(share * count) for count in msgspec.structs.astuple(of)))
-
-
-def _short(text: str) -> str:
-    text = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}..."
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 RATED_OVER_S = 1.9
@@ -145,7 +106,8 @@ class Traffic:
             state_bytes=max(0, report.state_rx_bytes - before.state_rx_bytes),
             reconnects=max(0, report.reconnects - before.reconnects),
         )
-        self._history.happened(last.at, now, more)
+        if more != NOTHING:
+            self._history.happened(now, more)
         basis, basis_at = (before, last.at) if last.basis is None else (last.basis, last.basis_at)
         over_s = now - basis_at
         totals = last.traffic.tx_bytes + tx_bytes, last.traffic.rx_bytes + rx_bytes
@@ -228,41 +190,3 @@ def _share(ms: int, over_s: float) -> float:
 
 def _used(report: Report) -> list[LinkReport]:
     return [link for link in report.links if link.tx_bytes]
-
-
-FULL_MS_MIN = 500
-
-
-class Throughput:
-    def __init__(self) -> None:
-        self._used: dict[int, dict[int, tuple[int, int]]] = {}
-        """Milliseconds and bytes that are in a metric already, by peer and the peer at the other end."""
-        self._inherited: set[int] = set()
-
-    def inherit(self, peers: Iterable[int]) -> None:
-        """Take what these peers report first for a time before this master."""
-        self._inherited.update(peers)
-
-    def reported(self, peer: int, report: Report) -> list[tuple[int, float]]:
-        """Return the links that have a new metric, each as the peer at the other end and bytes per second."""
-        if peer in self._inherited:
-            self._inherited.discard(peer)
-            self._used[peer] = {link.peer: (link.full_ms, link.full_bytes) for link in report.links}
-            return []
-        used = self._used.setdefault(peer, {})
-        found = []
-        for link in report.links:
-            before_ms, before_bytes = used.get(link.peer, (0, 0))
-            if link.full_ms < before_ms or link.full_bytes < before_bytes:
-                before_ms = before_bytes = 0  # another link to the same peer
-            over_ms, moved_bytes = link.full_ms - before_ms, link.full_bytes - before_bytes
-            if over_ms >= FULL_MS_MIN:
-                used[link.peer] = link.full_ms, link.full_bytes
-                found.append((link.peer, moved_bytes / over_ms * 1e3))
-        for gone in used.keys() - {link.peer for link in report.links}:
-            del used[gone]
-        return found
-
-    def forget(self, peer: int) -> None:
-        self._used.pop(peer, None)
-        self._inherited.discard(peer)

@@ -15,19 +15,13 @@ ops that take long or are given up. In other groups peers report every end, see 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from itertools import islice
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.completion import callers_tag, ranks_of
-from pccl.protocol.master.run_state import NAMED_MAX, Group, Ledger, Member, OpenAbortVote, RunState
+from pccl.protocol.completion import ranks_of
+from pccl.protocol.master.run_state import Group, Ledger, Member, OpenAbortVote, RunState
 from pccl.protocol.messages import OpRef
 from pccl.types import Result
-
-STALLS_LOGGED_MAX = 3
-OPEN_OPS_MAX = 2**18
-"""Number of undecided ops that a group may have. Peers have far fewer in flight; one that names more is making them
-up."""
 
 
 class OpVerdicts:
@@ -54,7 +48,6 @@ class OpVerdicts:
         if group is None or member.peer not in group.ledger.ring:
             return
         commits = group.ledger.done(member.peer, message.ops)
-        self._bound_ledger(group)
         if commits and not group.running:
             # Decided during the flush, sent with the next Prepare.
             group.commits += commits
@@ -64,19 +57,8 @@ class OpVerdicts:
 
     def ops_stalled(self, member: Member, message: m.OpsStalled) -> None:
         group = self._running_group(member, message.epoch)
-        if group is None:
-            return
-        group.ledger.stall(member.peer, message.ops)
-        self._bound_ledger(group)
-        for op in message.ops[:STALLS_LOGGED_MAX]:
-            if op in group.ledger.stalled:
-                call, missing = group.ledger.missing(op, member.peer)
-                what = f"{'the op' if call == 'op' else call} with tag {callers_tag(op.tag)}"
-                self._state.log(
-                    "info",
-                    f"{member} waits in {what}; not done yet: peers {list(islice(missing, NAMED_MAX))}",
-                    {**member.about, "tag": op.tag, "sequence": op.sequence},
-                )
+        if group is not None:
+            group.ledger.stall(member.peer, message.ops)
 
     def ops_over(self, member: Member, message: m.OpsOver) -> None:
         group = self._group(member, message.epoch)
@@ -130,7 +112,8 @@ class OpVerdicts:
             group.votes.pop(op, None)
         of_all = m.OpsCommit(group.epoch, [op for op in commits if ranks_of(op.tag) is None])
         if of_all.ops:
-            state.send_to_all(group.ring, of_all)
+            for peer in group.ring:
+                state.send_to(peer, of_all)
         for op in commits:
             if ranks_of(op.tag) is not None:
                 for peer in group.participants(op):
@@ -176,11 +159,6 @@ class OpVerdicts:
         else:
             self.abort(group, op, vote.code, vote.reason)
 
-    def _bound_ledger(self, group: Group) -> None:
-        if group.ledger.entries > OPEN_OPS_MAX:
-            reason = f"it names more ops than can be in flight: more than {OPEN_OPS_MAX} are undecided"
-            self._evict(group.ledger.heaviest, reason, Result.MASTER_CONNECTION_FAILED)
-
     # Flushes.
 
     def flush_reply(self, member: Member, message: m.FlushReply) -> None:
@@ -191,8 +169,7 @@ class OpVerdicts:
         self._state.asked_at.pop(member.peer, None)
         self._note_verdicts(group, message.commits, message.aborts)
         group.open_ops.update(message.ops)
-        # All survivors being done is what settle() looks for, so an op that is committed by this very call would
-        # have been by it too; it must only not be lost.
+        # settle() would commit the same ops, but done() has removed them from the ledger.
         group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
 
     def _note_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:

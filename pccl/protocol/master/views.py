@@ -40,6 +40,7 @@ from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.ring import with_newcomers
 from pccl.protocol.master.run_state import Group, Ledger, Member, Pair, Persist, RunState
+from pccl.protocol.status import Totals
 
 
 class Leadership:
@@ -312,7 +313,7 @@ class ViewStages:
                     member.accepted = True
                     group.accepted += 1
                     state.accepted_count += 1
-                    state.history.joined(state.now)
+                    state.history.happened(state.now, Totals(joins=1))
                 state.send(member.connection, install)
         state.lost.clear()
         self._leadership.installed()

@@ -236,9 +236,6 @@ Effect = (
 )
 
 
-# Outbox: the effects of a peer's machine in order, and what of them its master hears.
-
-
 class Outbox:
     """Effects of one peer in order, and its reports to the master.
 
@@ -251,9 +248,9 @@ class Outbox:
         self.is_closed = False
         self._effects: list[Effect] = []
         self._epoch = 0
-        self._done: list[OpRef] = []
-        self._stalled: list[OpRef] = []
-        self._over: list[OpRef] = []
+        self.done: list[OpRef] = []
+        self.stalled: list[OpRef] = []
+        self.over: list[OpRef] = []
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -272,30 +269,21 @@ class Outbox:
         self._epoch = epoch
         self.discard_reports()
 
-    def report_done(self, op: OpRef) -> None:
-        self._done.append(op)
-
-    def report_stalled(self, op: OpRef) -> None:
-        self._stalled.append(op)
-
-    def report_over(self, op: OpRef) -> None:
-        self._over.append(op)
-
     def send_reports(self) -> None:
         if self._epoch:
-            if self._done:
-                self.send(m.OpsDone(self._epoch, self._done))
-            if self._stalled:
-                self.send(m.OpsStalled(self._epoch, self._stalled))
-            if self._over:
-                self.send(m.OpsOver(self._epoch, self._over))
+            if self.done:
+                self.send(m.OpsDone(self._epoch, self.done))
+            if self.stalled:
+                self.send(m.OpsStalled(self._epoch, self.stalled))
+            if self.over:
+                self.send(m.OpsOver(self._epoch, self.over))
         self.discard_reports()
 
     def discard_reports(self) -> None:
-        self._done, self._stalled, self._over = [], [], []
+        self.done, self.stalled, self.over = [], [], []
 
     def drain(self) -> list[Effect]:
-        if self._done or self._stalled or self._over:
+        if self.done or self.stalled or self.over:
             self.send_reports()
         effects, self._effects = self._effects, []
         return effects

@@ -9,30 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.messages import Kind
 from pccl.protocol.peer.effects import CallResult, Outbox
+from pccl.protocol.peer.ops import Ops
 from pccl.types import Result, SharedStateSyncStrategy
 
 
 def in_flight(tags: Sequence[int]) -> str:
     """Return the error text for a call that open ops prevent."""
     return f"ops with tags {list(tags[:10])} are in flight; wait for their handles first"
-
-
-class OpenOps(Protocol):
-    @property
-    def tags(self) -> Sequence[int]:
-        """Tags of all open ops."""
-
-    @property
-    def undecided(self) -> list[OpRef]:
-        """Started ops without a verdict."""
 
 
 @dataclass
@@ -63,7 +53,7 @@ class _Call:
 
 
 class GroupCalls:
-    def __init__(self, outbox: Outbox, ops: OpenOps) -> None:
+    def __init__(self, outbox: Outbox, ops: Ops) -> None:
         self._outbox = outbox
         self._ops = ops
         self._call: _Call | None = None

@@ -9,9 +9,8 @@ that is not full (`native/src/growth.h`). With several engine threads each conne
 index, on both sides; every link begins with one for each, a lost one is replaced in its thread, and each thread grows
 its own connections.
 
-A link without connections is lost at both ends, at different times: the dialer may still replace connections of a link
-that the other end has dropped. The other end refuses them, also after it has made a newer link, so the dialer loses its
-last connection and the next view makes the link again.
+A link without connections is lost. The other end may notice later, and still dial for it; such connections are refused,
+until the next view makes the link again.
 
 *Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then made again.
 The other half bounds that attempt, so a dead path is known after one peer timeout, like a silent peer. Only the dialer

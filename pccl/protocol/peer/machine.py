@@ -10,9 +10,7 @@ That master receives the peer's recovery report (Vote, see `recovery_report`), a
 repeats its state. The terms are those of Raft and Viewstamped Replication:
 
     1  A peer follows no lower term than its own, so two masters never both receive new events.
-    2  It reports verdicts that other peers may not have received: for each tag the last commit and the aborts since.
-       That suffices because a peer has one op per tag in flight: a peer that commits one use has decided all earlier
-       ones.
+    2  It reports verdicts that other peers may not have received (`KnownVerdicts`).
     3  Only a master that knows the run's secret can dismiss a peer. Each peer receives the secret in Welcome and
        reports it to the masters that it follows. Any process may answer at a dead master's address.
 """
@@ -168,10 +166,6 @@ class Peer:
 
     # Links.
 
-    @property
-    def link_timeout_s(self) -> float:
-        return self.links.timeout_s
-
     def link_lost(self, link: int, reason: str) -> None:
         lost = self.links.lost(link, reason)
         if lost is not None:
@@ -304,9 +298,6 @@ class Peer:
         if not PEER_TIMEOUT_S_MIN <= peer_timeout_s <= PEER_TIMEOUT_S_MAX:
             raise ProtocolError(f"a peer timeout of {peer_timeout_s} s")
         self.peer_timeout_s = peer_timeout_s
-
-    def _on_elsewhere(self, message: m.Elsewhere) -> None:
-        self.master_lost(message.reason)
 
     def _on_start_over(self, message: m.StartOver) -> None:
         if self.view is not None:
@@ -451,30 +442,21 @@ class Peer:
         self._outbox.emit(Installed(self.view, prepared.lost))
         self.ops.installed(self.view, is_new_epoch)
 
-    def _on_ops_commit(self, message: m.OpsCommit) -> None:
-        self.ops.on_commit(message, self._has_had_masters)
-
-    def _on_op_abort(self, message: m.OpAbort) -> None:
-        self.ops.on_abort(message)
-
-    def _on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
-        self.ops.on_abort_vote_request(message)
-
     _HANDLERS: ClassVar[dict[type[m.Message], Callable[[Peer, Any], None]]] = {
         m.Welcome: _on_welcome,
         m.PreVoteRequest: _on_pre_vote_request,
         m.VoteRequest: _on_vote_request,
         m.Resumed: _on_resumed,
-        m.Elsewhere: _on_elsewhere,
+        m.Elsewhere: lambda peer, message: peer.master_lost(message.reason),
         m.StartOver: _on_start_over,
         m.Goodbye: _on_goodbye,
         m.Flush: _on_flush,
         m.Prepare: _on_prepare,
         m.Trial: _on_trial,
         m.Install: _on_install,
-        m.OpsCommit: _on_ops_commit,
-        m.OpAbort: _on_op_abort,
-        m.AbortVoteRequest: _on_abort_vote_request,
+        m.OpsCommit: lambda peer, message: peer.ops.on_commit(message, peer._has_had_masters),
+        m.OpAbort: lambda peer, message: peer.ops.on_abort(message),
+        m.AbortVoteRequest: lambda peer, message: peer.ops.on_abort_vote_request(message),
         m.GroupCallResult: _on_group_call_result,
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,

@@ -31,7 +31,6 @@ from pccl.protocol.peer.effects import (
     FreezeOps,
     OpResult,
     Outbox,
-    PeerLog,
     SubmitOp,
 )
 from pccl.protocol.peer.view import View, alone_in
@@ -157,14 +156,10 @@ class Ops:
 
     def _report_stall(self, op: Op) -> None:
         assert op.ref is not None
-        assert self._view is not None
         op.stall_reported = True
-        self._outbox.report_stalled(op.ref)
+        self._outbox.stalled.append(op.ref)
         if op.is_mutual and op.state in IS_DONE:
-            self._outbox.report_done(op.ref)
-        waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
-        text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
-        self._outbox.emit(PeerLog("info", text, op.ref._asdict()))
+            self._outbox.done.append(op.ref)
 
     def single_waits(self) -> list[OpWait]:
         return [
@@ -217,11 +212,11 @@ class Ops:
             self._outbox.send(m.TagsUsed(view.epoch, self.uses.tags))
             return
         ref = self.uses.make(tag)
-        aborted = self.uses.take_abort(ref)
+        aborted = self.uses.aborts.pop(ref, None)
         if aborted is not None:
             self._finish(op, *aborted)
             return
-        promised = self.uses.take_promise(ref)
+        promised = self.uses.promises.pop(ref, None)
         if promised is not None:
             op.failure = promised
             op.has_voted_abort = True
@@ -307,7 +302,7 @@ class Ops:
     def on_abort(self, message: m.OpAbort) -> None:
         self._require_running(message.epoch)
         ref, failure = OpRef(message.tag, message.sequence), failure_of(message.code, message.reason)
-        self.uses.take_promise(ref)
+        self.uses.promises.pop(ref, None)
         op = self._undecided.get(ref)
         if op is not None:
             self.known_verdicts.abort(ref, failure)
@@ -333,7 +328,7 @@ class Ops:
             op.has_voted_abort = True
             op.failure = op.failure or failure
         elif not has_ended:
-            self.uses.promise(ref, failure)
+            self.uses.promises[ref] = failure
         is_committed = has_ended and not self.known_verdicts.was_aborted(ref)
         if op is not None:
             is_committed = op.state is OpState.COMMITTED
@@ -358,7 +353,7 @@ class Ops:
             entry.move(OpState.DONE)
             if self.is_running and (not entry.is_mutual or entry.stall_reported):
                 assert entry.ref is not None
-                self._outbox.report_done(entry.ref)
+                self._outbox.done.append(entry.ref)
 
     def completed(self, op: int) -> None:
         """Commit an op that all participants have completed, unless this peer has voted not to. Ops may be stopped."""
@@ -371,7 +366,7 @@ class Ops:
         assert entry.ref is not None
         self.has_committed = True
         if entry.stall_reported and self.is_running:
-            self._outbox.report_over(entry.ref)
+            self._outbox.over.append(entry.ref)
         self._commit(entry)
 
     def stopped(self, op: int) -> None:
@@ -533,15 +528,27 @@ def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
     if op.pair is not None:
         other, is_sender = op.pair
         participants = (view.peer, other) if is_sender else (other, view.peer)
-    links = tuple(map(link_to, participants))
-    return _submission(view, op.op, ref, participants, links, op.is_mutual)
+    return SubmitOp(
+        op=op.op,
+        epoch=view.epoch,
+        tag=ref.tag,
+        sequence=ref.sequence,
+        rank=participants.index(view.peer),
+        world_size=len(participants),
+        links=tuple(0 if peer == view.peer else link_to(peer) for peer in participants),
+        is_meshed=view.is_meshed,
+        is_mutual=op.is_mutual,
+        ring=view.ring,
+        direct_limit=view.direct_limit,
+        is_local=view.is_local,
+    )
 
 
 def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
     """Return the submission of an op of the whole group, completed without the master, without its number, tag and use
     count. None if a link is missing."""
-    links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
-    return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, is_mutual=True)
+    start = submission(view, Op(0, 0, 0.0, is_mutual=True), OpRef(0, 0), link_to)
+    return None if start.links.count(0) > 1 else start
 
 
 def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
@@ -557,25 +564,6 @@ def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
     tag = pair_tag(start.rank, rank, 0) if is_sender else pair_tag(rank, start.rank, 0)
     links = (0, link) if is_sender else (link, 0)
     return replace(start, tag=tag, rank=0 if is_sender else 1, world_size=2, links=links)
-
-
-def _submission(
-    view: View, op: int, ref: OpRef, participants: tuple[int, ...], links: tuple[int, ...], is_mutual: bool
-) -> SubmitOp:
-    return SubmitOp(
-        op=op,
-        epoch=view.epoch,
-        tag=ref.tag,
-        sequence=ref.sequence,
-        rank=participants.index(view.peer),
-        world_size=len(participants),
-        links=links,
-        is_meshed=view.is_meshed,
-        is_mutual=is_mutual,
-        ring=view.ring,
-        direct_limit=view.direct_limit,
-        is_local=view.is_local,
-    )
 
 
 # One op of a peer: its states, use counts of tags, and the verdicts of an epoch.
@@ -678,8 +666,10 @@ class Uses:
 
     def __init__(self) -> None:
         self._made: dict[int, int] = {}
-        self._aborted: dict[OpRef, Failure] = {}
-        self._promised: dict[OpRef, Failure] = {}
+        self.aborts: dict[OpRef, Failure] = {}
+        """Future uses that are aborted already."""
+        self.promises: dict[OpRef, Failure] = {}
+        """Future uses that this peer has promised not to commit by itself."""
 
     @property
     def tags(self) -> int:
@@ -696,36 +686,19 @@ class Uses:
         self._made[tag] = sequence + 1
         return OpRef(tag, sequence)
 
-    def take_abort(self, op: OpRef) -> Failure | None:
-        return self._aborted.pop(op, None)
-
-    def promise(self, op: OpRef, failure: Failure) -> None:
-        self._promised[op] = failure
-
-    def take_promise(self, op: OpRef) -> Failure | None:
-        return self._promised.pop(op, None)
-
-    @property
-    def aborts(self) -> Mapping[OpRef, Failure]:
-        return self._aborted
-
-    @property
-    def promises(self) -> Mapping[OpRef, Failure]:
-        return self._promised
-
     def abort(self, op: OpRef, failure: Failure, counts_as_made: bool) -> None:
         """Keep the abort of a future use, unless it counts as made."""
         if counts_as_made and op.sequence == self.made(op.tag):
             self._made[op.tag] = op.sequence + 1
         else:
-            self._aborted[op] = failure
+            self.aborts[op] = failure
 
     def make_aborted(self) -> None:
         """Count aborted future uses as made: all peers are past these calls."""
-        for op in sorted(self._aborted):
+        for op in sorted(self.aborts):
             if op.sequence == self.made(op.tag):
                 self._made[op.tag] = op.sequence + 1
-                del self._aborted[op]
+                del self.aborts[op]
 
     def unmade_until(self, op: OpRef) -> range:
         """Return this use and the last few before it that were not made here; late messages may concern them."""

@@ -48,9 +48,6 @@ def alone_in(group: int) -> str:
     return f"alone in peer group {group}; wait_for_peers(2) returns when another one has joined"
 
 
-# The views that one peer knows: the one in force, the one that is prepared, and those that it has answered before.
-
-
 @dataclass
 class Prepared:
     view: int

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from pccl.protocol.auth import Keys
-from pccl.protocol.peer import SubmitOp
+from pccl.protocol.peer.effects import SubmitOp
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.events import (
     READERS,

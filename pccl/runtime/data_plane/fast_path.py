@@ -25,7 +25,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pccl.protocol.peer import Peer, SubmitOp, pair_start
+from pccl.protocol.peer.effects import SubmitOp
+from pccl.protocol.peer.machine import Peer
+from pccl.protocol.peer.ops import pair_start
 from pccl.runtime.data_plane.engine import (
     COMPLETED,
     HANDED_OVER,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pccl.protocol.link_metrics import UNKNOWN
-from pccl.protocol.peer import SubmitOp
+from pccl.protocol.peer.effects import SubmitOp
 from pccl.runtime.data_plane.op_shape import code_type, number_of
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.extension import ffi, lib

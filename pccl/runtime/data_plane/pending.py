@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pccl.protocol.peer import OpResult
+from pccl.protocol.peer.effects import OpResult
 from pccl.runtime.data_plane.engine import forget_join
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits

@@ -22,10 +22,11 @@ import trio
 
 from pccl._version import __version__
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import KEY_BYTES, ControlSession, ProtocolError
 from pccl.protocol.names import peers_named
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, Address, MasterAddresses
 from pccl.runtime.network.heartbeat import HeartbeatThread, keep_heartbeats
@@ -176,7 +177,7 @@ class Control:
                 self._heard.set()
                 self._heard = trio.Event()
 
-    def _deliver(self, machine: ps.Peer, messages: list[m.MasterMessage]) -> str:
+    def _deliver(self, machine: Peer, messages: list[m.MasterMessage]) -> str:
         """Tell the machine what the master says. Return why this master will not do, or "". ProtocolError."""
         for message in messages:
             if isinstance(message, m.RecordingRequest):
@@ -194,7 +195,7 @@ class Control:
                 break
         return ""
 
-    def _lose(self, machine: ps.Peer, reason: str, is_breach: bool) -> None:
+    def _lose(self, machine: Peer, reason: str, is_breach: bool) -> None:
         """Tell the machine that this master is lost or unusable."""
         if is_breach:
             reason = f"the master does not speak as a pccl master does: {reason}"
@@ -217,7 +218,7 @@ class Control:
             self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)
         return self._masters.patience_s(timeout_s, is_majority_there)
 
-    def _resume(self, machine: ps.Peer, session: bytes) -> m.Resume | None:
+    def _resume(self, machine: Peer, session: bytes) -> m.Resume | None:
         now, limit_s = trio.current_time(), self._options.master_timeout_s
         return machine.resume(len(self._masters.addresses), now, session, limit_s)
 
@@ -322,7 +323,7 @@ class Control:
 
     # Another master.
 
-    def _seek_master(self, _: ps.Peer, effect: ps.SeekMaster) -> None:
+    def _seek_master(self, _: Peer, effect: ps.SeekMaster) -> None:
         self._attending.cancel()
         self._heartbeats.stop()
         if self._patience is None:
@@ -350,11 +351,11 @@ class Control:
                 )
                 self._attending.cancel()
 
-    def _note_gone(self, machine: ps.Peer) -> None:
+    def _note_gone(self, machine: Peer) -> None:
         for peer in machine.links.gone:
             self._gone.setdefault(peer, trio.current_time())
 
-    def _others_lost(self, machine: ps.Peer) -> str:
+    def _others_lost(self, machine: Peer) -> str:
         """Return the other peers that this one has lost, in words; empty: none. A link that has just broken may be that
         of a peer that gives up like this one."""
         self._note_gone(machine)

@@ -34,8 +34,9 @@ from typing import Any
 import trio
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.messages import MASTER_TIMEOUT_S
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.events import EngineFailedError
 from pccl.runtime.data_plane.fast_path import FastPath
@@ -43,7 +44,7 @@ from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.threads.tasks import report, start_task
 from pccl.types import Result
 
-Handlers = Mapping[type, Callable[[ps.Peer, Any], None]]
+Handlers = Mapping[type, Callable[[Peer, Any], None]]
 """Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
 
 
@@ -52,12 +53,12 @@ class Turn:
 
     __slots__ = ("_begin", "_machine", "_pump")
 
-    def __init__(self, machine: ps.Peer, begin: Callable[[], None] | None, pump: Callable[[], None]) -> None:
+    def __init__(self, machine: Peer, begin: Callable[[], None] | None, pump: Callable[[], None]) -> None:
         self._machine = machine
         self._begin = begin
         self._pump = pump
 
-    def __enter__(self) -> ps.Peer:
+    def __enter__(self) -> Peer:
         if self._begin is not None:
             self._begin()
         return self._machine
@@ -72,10 +73,10 @@ class Driver:
 
     def __init__(
         self,
-        machine: ps.Peer,
+        machine: Peer,
         fast_path: FastPath,
         lifetime: Lifetime,
-        hear: Callable[[ps.Peer], None],
+        hear: Callable[[Peer], None],
         send: Callable[[list[m.Message]], None],
     ) -> None:
         """`hear` passes the engine's events to the machine. `send` sends to the master, and never waits."""
@@ -92,7 +93,7 @@ class Driver:
         self._fast_path = fast_path
         self._lifetime = lifetime
         self._send = send
-        self._handlers: dict[type, Callable[[ps.Peer, Any], None]] = {}
+        self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
         self._timer_changed = trio.Event()
         self._timer_deadline = float("inf")
         self._is_pumping = False

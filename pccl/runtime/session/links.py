@@ -14,10 +14,11 @@ from dataclasses import replace
 import trio
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.names import peer_named
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import addresses, handshake, links, probe
 from pccl.runtime.network.accepting import Unauthenticated, accept_connections
@@ -88,7 +89,7 @@ class Outbound:
             else:
                 sock.close()
 
-    def _make_link(self, _: ps.Peer, effect: ps.MakeLink) -> None:
+    def _make_link(self, _: Peer, effect: ps.MakeLink) -> None:
         scope = trio.CancelScope()
         self._counters.link_made(effect.link, effect.member.peer)
         self._making[effect.link] = [scope]
@@ -140,7 +141,7 @@ class Outbound:
             encrypt=self._options.encrypt,
         )
 
-    def _add_connections(self, _: ps.Peer, effect: ps.AddConnections) -> None:
+    def _add_connections(self, _: Peer, effect: ps.AddConnections) -> None:
         for index in effect.indices:
             scope = trio.CancelScope()
             self._making[effect.link].append(scope)
@@ -186,13 +187,13 @@ class Outbound:
         with self._driver.taking_over as machine:
             machine.tried(failed)
 
-    def _close_link(self, _: ps.Peer, effect: ps.CloseLink) -> None:
+    def _close_link(self, _: Peer, effect: ps.CloseLink) -> None:
         for scope in self._making.pop(effect.link, ()):
             scope.cancel()
         self._counters.link_closed(effect.link)
         self._engine.link_close(effect.link)
 
-    def _log(self, _: ps.Peer, effect: ps.PeerLog) -> None:
+    def _log(self, _: Peer, effect: ps.PeerLog) -> None:
         """Log what the machine has to say; of a link only if that lasts for a while after."""
         if effect.link:
             scope = trio.CancelScope()

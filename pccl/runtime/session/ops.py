@@ -26,7 +26,8 @@ from typing import Any, Protocol
 
 import trio
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.fast_path import FastPath
@@ -97,7 +98,7 @@ class Ops:
         self._launched: deque[PendingOp] = deque()
         self._cancelled: deque[tuple[PendingOp, Result, str]] = deque()
         self._releases: deque[PendingOp] = deque()
-        reports: dict[type, Callable[[ps.Peer, Any], None]] = {
+        reports: dict[type, Callable[[Peer, Any], None]] = {
             events.OpHandedOver: self._op_handed_over,
             events.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
             events.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
@@ -277,7 +278,7 @@ class Ops:
             with self._lifetime.contain, self.driver.taking_over:
                 pass
 
-    def _take_launch(self, machine: ps.Peer) -> None:
+    def _take_launch(self, machine: Peer) -> None:
         if not self._launched:
             return
         op = self.table[self._launched[0].op] = self._launched[0]
@@ -292,7 +293,7 @@ class Ops:
         self._fast_path.forget_uses(op.name)
         machine.launch(op.op, op.tag, trio.current_time(), pair)
 
-    def _take_cancel(self, machine: ps.Peer, op: PendingOp, code: Result, reason: str) -> None:
+    def _take_cancel(self, machine: Peer, op: PendingOp, code: Result, reason: str) -> None:
         if self._ends_with_the_session(op):
             return
         if op.op in self.table:
@@ -302,7 +303,7 @@ class Ops:
             self.free_tag(op)
             self._fast_path.drop(op)
 
-    def _take_release(self, machine: ps.Peer, op: PendingOp) -> None:
+    def _take_release(self, machine: Peer, op: PendingOp) -> None:
         if op.is_released or op.is_given_up or self._ends_with_the_session(op):
             return
         if op.op not in self.table:
@@ -344,7 +345,7 @@ class Ops:
 
     # The trio thread: events of the engine.
 
-    def hear(self, machine: ps.Peer) -> None:
+    def hear(self, machine: Peer) -> None:
         """Pass the engine's events to the machine."""
         engine, fast_path = self._engine, self._fast_path
         has_threads = fast_path.has_threads
@@ -380,13 +381,13 @@ class Ops:
             if type(event) is events.OpFastCompleted:
                 self._fast_path.completed(event)
 
-    def _op_handed_over(self, machine: ps.Peer, event: events.OpHandedOver) -> None:
+    def _op_handed_over(self, machine: Peer, event: events.OpHandedOver) -> None:
         op = self.table[event.op] = self._fast_path.handed_over(event)
         pair = op.name[1]
         way = None if pair is None else (pair.peer, pair.is_sender)
         machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time(), way)
 
-    def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
+    def _op_mismatch(self, machine: Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
         op = self.table.get(event.op)
         other = machine.peer_at(event.link)
@@ -400,7 +401,7 @@ class Ops:
 
     # The trio thread: effects of the machine.
 
-    def _submit(self, machine: ps.Peer, effect: ps.SubmitOp) -> None:
+    def _submit(self, machine: Peer, effect: ps.SubmitOp) -> None:
         op = self.table[effect.op]
         op.epoch = effect.epoch
         assert op.spec is not None
@@ -415,10 +416,10 @@ class Ops:
         except MemoryError as error:
             machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
 
-    def _end_op(self, _: ps.Peer, effect: ps.EndOp) -> None:
+    def _end_op(self, _: Peer, effect: ps.EndOp) -> None:
         self._end(effect.op, Verdict.COMMIT if effect.commit else Verdict.ABORT)
 
-    def _forget_op(self, _: ps.Peer, effect: ps.ForgetOp) -> None:
+    def _forget_op(self, _: Peer, effect: ps.ForgetOp) -> None:
         self._end(effect.op, Verdict.COMMIT_BY_ALL)
 
     def _end(self, number: int, verdict: Verdict) -> None:
@@ -427,11 +428,11 @@ class Ops:
         if op is not None and verdict is not Verdict.ABORT:
             op.is_committed = True
 
-    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnlaunched) -> None:
+    def _forget_unmade(self, _: Peer, effect: ps.ForgetUnlaunched) -> None:
         with suppress(MemoryError):
             self._engine.forget_ops(effect.epoch, effect.tag, effect.uses)
 
-    def _op_result(self, _: ps.Peer, effect: ps.OpResult) -> None:
+    def _op_result(self, _: Peer, effect: ps.OpResult) -> None:
         op = self.table[effect.op]
         if op.epoch is not None:
             self._counters.op_ended(op.epoch, effect.code is Result.SUCCESS)

@@ -28,8 +28,9 @@ from typing import Any
 import trio
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.names import peer_named
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording, encodable, pack, recent, to_json
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
@@ -60,7 +61,7 @@ class FlightRecorder:
     def __init__(
         self,
         options: SessionOptions,
-        facts: ps.Peer,
+        facts: Peer,
         table: dict[int, PendingOp],
         read_records: Callable[[int], list[Row]],
     ) -> None:

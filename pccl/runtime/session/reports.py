@@ -72,8 +72,6 @@ class _Link:
         return LinkReport(
             self.peer,
             sum(thread.tx_bytes for thread in threads),
-            max((thread.full_ms for thread in threads), default=0),
-            sum(thread.full_bytes for thread in threads),
             max((thread.busy_ms for thread in threads), default=0),
             max((thread.sender_ms for thread in threads), default=0),
             max((thread.receiver_ms for thread in threads), default=0),

@@ -17,8 +17,11 @@ import trio
 
 from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.names import peer_named
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.group_calls import in_flight
+from pccl.protocol.peer.machine import Peer
+from pccl.protocol.peer.view import View
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine
@@ -66,7 +69,7 @@ class PeerSession:
         """`connection` leads to `address`, one of the `masters`, for whose host its certificate must be.
         Before it is in a run, a session looks for a master for `seek_s`, or for
         `options.master_timeout_s` if that is more."""
-        self.view: ps.View | None = None
+        self.view: View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.losses: dict[int, str] = {}
         """The last LOSSES_MAX peers that views have left out since this one was accepted, each with the reason, oldest
@@ -77,7 +80,7 @@ class PeerSession:
         """Whether it belongs to the parent of this process."""
         self.installed = trio.Event()
         """Set when the first view is there, or there will be none."""
-        machine = ps.Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
+        machine = Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
         master = MasterConnection(connection, address)
         about = AboutLogger(logger, self._about)
@@ -155,7 +158,7 @@ class PeerSession:
         with self._lifetime.contain, self._driver.taking_over as machine:
             tags = machine.ops.tags
         if tags:
-            raise SessionError(Result.PENDING_ASYNC_OPS, ps.in_flight(tags))
+            raise SessionError(Result.PENDING_ASYNC_OPS, in_flight(tags))
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
         """Bring the shared state to the elected content, as `StateSync.sync`."""
@@ -327,7 +330,7 @@ class PeerSession:
         assert failure is not None
         self.ops.end_all(failure)
 
-    def _start_engine(self, machine: ps.Peer, effect: ps.StartEngine) -> None:
+    def _start_engine(self, machine: Peer, effect: ps.StartEngine) -> None:
         try:
             self._engine.divide(effect.threads)
         except OSError as error:
@@ -337,9 +340,9 @@ class PeerSession:
         for event_fd in self._engine.event_fds:
             self._lifetime.spawn(self._read_engine, event_fd)
 
-    def _welcomed(self, machine: ps.Peer, effect: ps.KeepHeartbeats) -> None:
+    def _welcomed(self, machine: Peer, effect: ps.KeepHeartbeats) -> None:
         self._control.welcomed(effect.timeout_s)
-        self._engine.set_link_timeout(machine.link_timeout_s)
+        self._engine.set_link_timeout(machine.links.timeout_s)
 
     async def _read_engine(self, event_fd: int) -> None:
         while True:
@@ -374,7 +377,7 @@ class PeerSession:
             if report is not None:
                 machine.report(report)
 
-    def _installed(self, _: ps.Peer, effect: ps.Installed) -> None:
+    def _installed(self, _: Peer, effect: ps.Installed) -> None:
         for peer, reason in effect.lost:
             self.left_out_by[peer] = effect.view.view
             self.losses[peer] = reason
@@ -387,7 +390,7 @@ class PeerSession:
         self._logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
         self.installed.set()
 
-    def _end(self, _: ps.Peer, effect: ps.Ended) -> None:
+    def _end(self, _: Peer, effect: ps.Ended) -> None:
         self._logger.info("session over: %s", effect.reason)
         self._lifetime.fail(effect.code, effect.reason)
 

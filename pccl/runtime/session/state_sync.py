@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import trio
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import encode
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.runtime.network.handshake import EncryptedStream
 from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions
 from pccl.runtime.session.reports import WorkCounters
@@ -136,7 +137,7 @@ class StateSync:
         if self.current is not None:
             self.current.end()
 
-    def _run_sync(self, machine: ps.Peer, effect: ps.RunSync) -> None:
+    def _run_sync(self, machine: Peer, effect: ps.RunSync) -> None:
         syncing = self.current
         if syncing is None:
             # The caller gave up while the plan was on its way.
@@ -249,7 +250,7 @@ class GroupCalls:
             raise SessionError(call.result.code, call.result.reason)
         return call.result.value
 
-    def _call_result(self, _: ps.Peer, effect: ps.CallResult) -> None:
+    def _call_result(self, _: Peer, effect: ps.CallResult) -> None:
         call = self._calls.get(effect.call)
         if call is not None:
             call.result = effect

@@ -37,7 +37,7 @@ class Rig:
 
     @property
     def peers(self) -> list[int]:
-        return [*self.master.accepted, *self.master.pending]
+        return [*self.master.state.accepted, *self.master.state.pending]
 
     def hello(self, group: int = 0, place: int = -1) -> int:
         connection = self.master.state.next_peer
@@ -94,8 +94,8 @@ class Rig:
         self.effects = everything
 
     def update(self) -> None:
-        if self.master.pending:
-            for peer in self.master.accepted:
+        if self.master.state.pending:
+            for peer in self.master.state.accepted:
                 self.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
             self.answer()
 

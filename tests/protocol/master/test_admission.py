@@ -80,7 +80,7 @@ def test_pending_limit() -> None:
         master.connected(connection, "10.0.0.1", 0.0)
         effects = master.received(connection, HELLO, 0.0)
         assert (Close(connection) in effects) == (connection > 2)
-    assert master.pending == [1, 2]
+    assert master.state.pending == [1, 2]
 
 
 def _sent_away_for_its_links(rig: Rig) -> m.Hello:
@@ -147,7 +147,7 @@ def test_evicted_peer_is_admitted_to_empty_run() -> None:
     for other in (1, 2):
         rig.hear(other, m.Leave(""))
     rig.hear(10, m.LinksReady(rig.master.state.view))
-    assert rig.master.accepted == [peer]
+    assert rig.master.state.accepted == [peer]
 
 
 def test_no_admission_before_heartbeat() -> None:
@@ -155,7 +155,7 @@ def test_no_admission_before_heartbeat() -> None:
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, HELLO)
     assert rig.told(1) == [m.Welcome(1, "run", 1, peer_timeout_s=5.0)]
-    assert (rig.master.pending, rig.master.admission.admissible) == ([1], [])
+    assert (rig.master.state.pending, rig.master.admission.admissible) == ([1], [])
     rig.tick(9.9)
     assert rig.peers == [1]
     rig.tick(10.0)
@@ -184,10 +184,10 @@ def _of_site(rig: Rig, size: int) -> int:
 def test_leaving_peer_leaves_site_alone() -> None:
     rig = Rig()
     one, other = _of_site(rig, 2), _of_site(rig, 2)
-    assert rig.master.accepted == [one, other]
+    assert rig.master.state.accepted == [one, other]
     rig.hear(one, m.Leave())
     rig.answer()
-    assert rig.master.accepted == [other]
+    assert rig.master.state.accepted == [other]
 
 
 def test_lost_peer_takes_its_site() -> None:
@@ -195,7 +195,7 @@ def test_lost_peer_takes_its_site() -> None:
     one, other = _of_site(rig, 2), _of_site(rig, 2)
     rig.lose(one)
     assert Close(other) in rig.effects
-    assert rig.master.accepted == []
+    assert rig.master.state.accepted == []
 
 
 def test_site_size_mismatch_is_refused() -> None:
@@ -208,7 +208,7 @@ def test_site_size_mismatch_is_refused() -> None:
 def test_accepted_peers_are_not_pending() -> None:
     rig = Rig(0, 0, options=MasterOptions(pending_max=1))
     peer = rig.hello()
-    assert peer in rig.master.pending
+    assert peer in rig.master.state.pending
 
 
 def test_connection_limit_counts_peers() -> None:
@@ -245,24 +245,24 @@ def test_heartbeat_of_another_run_is_refused() -> None:
 def test_founders_are_admitted_together() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     first, second = rig.hello(), rig.hello()
-    assert rig.master.accepted == []
+    assert rig.master.state.accepted == []
     rig.lose(second)
     third, fourth = rig.hello(), rig.hello()
-    assert rig.master.accepted == [first, third, fourth]
+    assert rig.master.state.accepted == [first, third, fourth]
     assert rig.master.state.view == 1
     rig.hello()
-    assert len(rig.master.accepted) == 3
+    assert len(rig.master.state.accepted) == 3
 
 
 def test_founders_get_requested_places() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     for place in (2, 0, 1):
         rig.hello(place=place)
-    assert rig.master.ring(0) == [2, 3, 1]
+    assert rig.master.state.groups[0].ring == [2, 3, 1]
 
 
 def test_founders_without_places_are_ordered_by_number() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     for place in (2, -1, 1):
         rig.hello(place=place)
-    assert rig.master.ring(0) == [1, 2, 3]
+    assert rig.master.state.groups[0].ring == [1, 2, 3]

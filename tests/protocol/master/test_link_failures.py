@@ -32,7 +32,7 @@ def test_newcomer_is_evicted_for_failed_pair(reporter: int) -> None:
     assert farewell.code == Result.RANK_CONNECTION_FAILED
     assert farewell.reason.startswith("evicted: peers 1 and 3 cannot connect to each other: refused; peer 3 may ")
     rig.answer()
-    assert rig.master.accepted == [1, 2]
+    assert rig.master.state.accepted == [1, 2]
     assert m.GroupCallResult(1, Result.SUCCESS) in rig.told(1)
 
 
@@ -71,7 +71,7 @@ def test_unneeded_links_evict_no_peer(other: int) -> None:
     rig.hear(4, m.LinksReady(3, [(other, "so they say")]))
     for peer in (1, 2, 3):
         rig.hear(peer, m.LinksReady(3))
-    assert rig.master.accepted == [1, 2, 3, 4]
+    assert rig.master.state.accepted == [1, 2, 3, 4]
     assert rig.master.state.installed_view == 3
 
 
@@ -81,13 +81,13 @@ def test_relinks_are_counted_by_pair() -> None:
         for a, b in ((1, 2), (2, 3)):
             rig.hear(a, m.LinkLost(rig.master.state.view, b, "reset"))
             rig.answer()
-    assert rig.master.accepted == [1, 2, 3]
+    assert rig.master.state.accepted == [1, 2, 3]
     rig.hear(3, m.LinkLost(rig.master.state.view, 1, "reset"))
     rig.answer()
-    assert rig.master.accepted == [1, 2, 3]
+    assert rig.master.state.accepted == [1, 2, 3]
     rig.hear(3, m.LinkLost(rig.master.state.view, 2, "reset"))
     rig.answer()
-    assert rig.master.accepted == [1, 2]
+    assert rig.master.state.accepted == [1, 2]
 
 
 def break_link(rig: Rig, by: int, other: int, committed_by: int = 0) -> None:
@@ -109,7 +109,7 @@ def test_links_with_commits_may_break_repeatedly(committed_by: int) -> None:
     rig = Rig(0, 0, 0)
     for _ in range(3 * RELINKS_MAX):
         break_link(rig, 1, 2, committed_by)
-    assert rig.master.accepted == [1, 2, 3]
+    assert rig.master.state.accepted == [1, 2, 3]
 
 
 @pytest.mark.parametrize("committed_by", [1, 2, 3])
@@ -120,21 +120,21 @@ def test_commit_resets_relink_count(committed_by: int) -> None:
     for _ in range(RELINKS_MAX):
         break_link(rig, 1, 3)
     break_link(rig, 1, 2, committed_by)
-    assert rig.master.accepted == [1, 2, 3]
+    assert rig.master.state.accepted == [1, 2, 3]
     for _ in range(RELINKS_MAX):
         break_link(rig, 1, 3)
     for _ in range(RELINKS_MAX - 1):
         break_link(rig, 1, 2)
-    assert rig.master.accepted == [1, 2, 3]
+    assert rig.master.state.accepted == [1, 2, 3]
     break_link(rig, 1, 2)
-    assert len(rig.master.accepted) == 2
+    assert len(rig.master.state.accepted) == 2
 
 
 def test_unreliable_unneeded_link_is_dropped() -> None:
     rig = Rig(0, 0, 0, 0)
     for _ in range(RELINKS_MAX + 1):
         break_link(rig, 4, 2)
-    assert rig.master.accepted == [1, 2, 3, 4]
+    assert rig.master.state.accepted == [1, 2, 3, 4]
     assert rig.master.state.groups[0].unreliable == {(2, 4)}
 
 
@@ -155,9 +155,9 @@ def test_doubted_link_is_not_a_relink() -> None:
     assert rig.master.state.made_in[1, 2] > view, "the doubted link is not tried"
     for _ in range(RELINKS_MAX):
         break_link(rig, 1, 2)
-        assert rig.master.accepted == [1, 2, 3]
+        assert rig.master.state.accepted == [1, 2, 3]
     break_link(rig, 1, 2)
-    assert len(rig.master.accepted) == 2
+    assert len(rig.master.state.accepted) == 2
 
 
 def test_old_epoch_commits_do_not_reset_relinks() -> None:
@@ -170,14 +170,14 @@ def test_old_epoch_commits_do_not_reset_relinks() -> None:
     for _ in range(RELINKS_MAX):
         rig.hear(2, m.LinkLost(rig.master.state.view, 1, "reset"))
     rig.answer()
-    assert len(rig.master.accepted) == 2
+    assert len(rig.master.state.accepted) == 2
 
 
 def test_no_deadline_while_waiting_for_absent_peer() -> None:
     """Two say that they cannot be linked, and one of them loses its control connection before more is known."""
     rig = Rig(0, 0, 0, 0)
     rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
-    for peer in rig.master.accepted:
+    for peer in rig.master.state.accepted:
         flushes = [message for message in rig.told(peer) if isinstance(message, m.Flush)]
         for flush in flushes:
             effects = rig.effects
@@ -191,9 +191,9 @@ def test_no_deadline_while_waiting_for_absent_peer() -> None:
     while (due := rig.master.deadline()) is not None and due < until:
         assert due > rig.now
         rig.tick(due)
-    assert 2 in rig.master.accepted
+    assert 2 in rig.master.state.accepted
     rig.tick(until)
-    assert 2 not in rig.master.accepted
+    assert 2 not in rig.master.state.accepted
 
 
 def test_no_deadline_while_other_group_flushes() -> None:
@@ -201,7 +201,7 @@ def test_no_deadline_while_other_group_flushes() -> None:
     group is slow to stop its ops, and the time passes at which one of the two would have been evicted."""
     rig = Rig(0, 0, 0, 0, 1, 1)
     rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
-    for peer in rig.master.accepted:
+    for peer in rig.master.state.accepted:
         for flush in [message for message in rig.told(peer) if isinstance(message, m.Flush)]:
             effects = rig.effects
             rig.hear(peer, m.FlushReply(flush.flush, []))
@@ -225,7 +225,7 @@ def test_links_of_leaving_peer_are_not_logged() -> None:
     rig.hear(1, m.Leave(""))
     rig.effects = asked + rig.effects
     rig.answer()
-    assert rig.master.ring(0) == [2, 3]
+    assert rig.master.state.groups[0].ring == [2, 3]
     assert not rig.master.state.is_changing
     assert not [text for text in rig.logged if "lost its link" in text]
 

@@ -20,7 +20,7 @@ def test_silent_peer_is_evicted() -> None:
     rig.answer()
     (prepare,) = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
     assert prepare.lost == [(3, evicted)]
-    assert rig.master.ring(0) == [1, 2]
+    assert rig.master.state.groups[0].ring == [1, 2]
 
 
 def test_deposed_master_has_no_deadline() -> None:
@@ -96,7 +96,7 @@ def test_unknown_heartbeats_are_refused(hello: m.HeartbeatHello) -> None:
 def test_two_peers_die_at_once(peers: int, places: tuple[int, int], orderly: bool) -> None:
     """Whoever comes to be a neighbour by the first one's loss has no link with the other, and knows nothing of it."""
     rig = Rig(*[0] * peers)
-    ring = list(rig.master.ring(0))
+    ring = list(rig.master.state.groups[0].ring)
     gone = [ring[place] for place in places]
     view = rig.master.state.view
     lost = [(by, m.LinkLost(view, peer, "reset")) for peer in gone for by in neighbours(ring, peer) if by not in gone]

@@ -102,7 +102,7 @@ def test_trial_delays_no_group_call() -> None:
     assert rig.master.state.view == view
     for _ in range(9):
         assert tried(rig) == [], "it has not answered"
-    assert rig.master.accepted == [1, 2, 3, 4]
+    assert rig.master.state.accepted == [1, 2, 3, 4]
 
 
 def test_last_trial_counts() -> None:

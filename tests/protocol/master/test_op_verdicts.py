@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pccl.protocol import messages as m
-from pccl.protocol.master import verdicts
 from pccl.protocol.messages import OpRef
 from pccl.types import Result
 from tests.protocol.master.rig import TAG, Rig, flush_of
@@ -195,15 +192,3 @@ def test_tags_used_starts_epoch() -> None:
     rig.effects = asked
     rig.answer()
     assert rig.told(1)[-1] == m.Install(3, True)
-
-
-def test_invented_ops_evict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "OPEN_OPS_MAX", 10)
-    rig = Rig(0, 0, 0)
-    epoch = rig.master.state.groups[0].epoch
-    rig.hear(2, m.OpsDone(epoch, [OpRef(tag, 0) for tag in range(5)]))
-    rig.hear(2, m.OpsStalled(epoch, [OpRef(tag, 0) for tag in range(10, 15)]))
-    assert rig.master.accepted == [1, 2, 3]
-    rig.hear(1, m.OpsDone(epoch, [OpRef(100, 0)]))
-    rig.answer()
-    assert rig.master.accepted == [1, 3]

@@ -40,7 +40,7 @@ def test_stale_rings_are_ignored() -> None:
     rig.answer()
     assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)]
     assert rig.master.rings_found(searches[0].search, {0: [1, 3, 2]}, rig.now) == []
-    assert rig.master.ring(0) == [1, 2, 3]
+    assert rig.master.state.groups[0].ring == [1, 2, 3]
 
 
 def test_linkless_pairs_are_not_neighbours() -> None:
@@ -61,8 +61,8 @@ def test_linkless_pairs_are_not_neighbours() -> None:
         assert rig.master.state.groups[0].missing == {(1, 3)}
         for pair in ((1, 2), (2, 1)):
             rig.master.state.link_metrics.measured(pair, 1e6, 0.001, rig.now)
-    assert (1, 3) not in ring_pairs(rig.master.ring(0))
-    assert rig.master.accepted == [1, 2, 3, 4]
+    assert (1, 3) not in ring_pairs(rig.master.state.groups[0].ring)
+    assert rig.master.state.accepted == [1, 2, 3, 4]
 
 
 def test_changed_direct_limit_renews_ring() -> None:
@@ -75,7 +75,7 @@ def test_changed_direct_limit_renews_ring() -> None:
         told = rig.told(1)
         assert [message.direct_limit for message in told if isinstance(message, m.Install)] == limits
         assert isinstance(told[-1], m.GroupCallResult)
-        assert rig.master.ring(0) == [1, 2, 3]
+        assert rig.master.state.groups[0].ring == [1, 2, 3]
 
 
 def test_install_has_is_local() -> None:
@@ -110,5 +110,5 @@ def test_ring_avoids_slow_direction() -> None:
     fast = {(1, 4), (4, 3), (3, 2), (2, 1)}
     rig.effects = list(measure(rig, lambda sender, receiver: 1e7 if (sender, receiver) in fast else 1e5))
     rig.answer()
-    assert rig.master.ring(0) == [1, 4, 3, 2]
+    assert rig.master.state.groups[0].ring == [1, 4, 3, 2]
     assert any("slowest link" in line and "0.8 Mbit/s" in line and "80 Mbit/s" in line for line in rig.logged)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 
 ME = 2
 
@@ -23,7 +24,7 @@ class Rig:
     def __init__(
         self, connections: int = 1, may_grow: bool = False, engine_threads: int = 1, secret: bytes = b""
     ) -> None:
-        self.machine = ps.Peer(0, connections, may_grow)
+        self.machine = Peer(0, connections, may_grow)
         self.links: dict[int, int] = {}
         """Link numbers by peer."""
         self.missing: dict[int, int] = {}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer.ops import STALL_AFTER_S
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.ops import STALL_AFTER_S, pair_start
 from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, commit, completed, meshed, of, prepare, said
 
@@ -194,9 +194,9 @@ def test_pair_start_equals_launch(mesh: Rig) -> None:
     completed(mesh, 1)
     start = mesh.machine.plain_start()
     assert start is not None
-    made = ps.pair_start(start, pair)
+    made = pair_start(start, pair)
     assert made is not None
     assert mesh.machine.uses_of(made.tag | TAG) == 1
     (launched,) = mesh.launch(2, pair=pair)
     assert launched == replace(made, op=2, tag=made.tag | TAG, sequence=1)
-    assert ps.pair_start(start, (99, False)) is None
+    assert pair_start(start, (99, False)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
 from tests.protocol.peer.rig import ME, Rig, member, of, prepare, said
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, member, of, prepare, said
 
@@ -135,13 +136,13 @@ def test_invalid_messages_raise(rig: Rig, before: object, lie: m.FromMaster) -> 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
 def test_invalid_peer_timeout_raises(seconds: float) -> None:
     with pytest.raises(ProtocolError, match="timeout"):
-        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, peer_timeout_s=seconds))
+        Peer(0, 1).received(m.Welcome(1, "run", 1, peer_timeout_s=seconds))
 
 
 @pytest.mark.parametrize("threads", [0, -1, 17])
 def test_invalid_engine_threads_raise(threads: int) -> None:
     with pytest.raises(ProtocolError, match="threads"):
-        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, engine_threads=threads))
+        Peer(0, 1).received(m.Welcome(1, "run", 1, engine_threads=threads))
 
 
 def test_fail_sends_leave(rig: Rig) -> None:

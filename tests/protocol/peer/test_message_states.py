@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
+from pccl.protocol.peer.machine import Peer
 from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, prepare
 
@@ -35,9 +35,9 @@ TAKEN = {
 }
 
 
-def peer_in(state: str) -> ps.Peer:
+def peer_in(state: str) -> Peer:
     if state == "connecting":
-        return ps.Peer(0, 1)
+        return Peer(0, 1)
     rig = Rig()
     rig.machine.outlives_masters = True
     if state != "welcomed":

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import pair_tag
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, of, prepare, said
@@ -152,14 +152,10 @@ def test_stalled_op_is_reported_once(rig: Rig) -> None:
     assert rig.machine.deadline() == 10.0 + STALL_AFTER_S
     rig.done(1)
     rig.machine.tick(10.0 + STALL_AFTER_S)
-    effects = rig.effects()
-    assert said(effects) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
-    assert "the other peers' results" in of(ps.PeerLog, effects)[0].text
+    assert said(rig.effects()) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
     assert rig.machine.deadline() == 11.0 + STALL_AFTER_S
     rig.machine.tick(20.0)
-    effects = rig.effects()
-    assert said(effects) == [m.OpsStalled(1, [OpRef(8, 0)])]
-    assert "data of its neighbours" in of(ps.PeerLog, effects)[0].text
+    assert said(rig.effects()) == [m.OpsStalled(1, [OpRef(8, 0)])]
     assert rig.machine.deadline() is None
     rig.machine.tick(30.0)
     assert rig.effects() == []

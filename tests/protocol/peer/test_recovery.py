@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, completed, meshed, prepare, said
 

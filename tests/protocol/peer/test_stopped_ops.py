@@ -7,8 +7,8 @@ import pytest
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.messages import OpRef
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, completed, meshed, of, prepare, said
 

@@ -22,8 +22,8 @@ def test_early_abort_is_taken_once() -> None:
     uses = Uses()
     uses.abort(OpRef(TAG, 0), LATE, counts_as_made=False)
     ref = uses.make(TAG)
-    assert uses.take_abort(ref) == LATE
-    assert uses.take_abort(ref) is None
+    assert uses.aborts.pop(ref) == LATE
+    assert uses.aborts == {}
 
 
 def test_counts_as_made() -> None:
@@ -51,7 +51,6 @@ def test_unlaunched_range() -> None:
 
 def test_promise_is_taken_once() -> None:
     uses = Uses()
-    uses.promise(OpRef(TAG, 0), LATE)
+    uses.promises[OpRef(TAG, 0)] = LATE
     assert list(uses.promises.items()) == [(OpRef(TAG, 0), LATE)]
-    assert uses.take_promise(OpRef(TAG, 0)) == LATE
-    assert uses.take_promise(OpRef(TAG, 0)) is None
+    assert uses.promises == {OpRef(TAG, 0): LATE}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
+from pccl.protocol.peer import effects as ps
 from tests.protocol.peer.rig import TAG, Rig, member, of, prepare, said
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pccl.protocol.peer import SubmitOp
+from pccl.protocol.peer.effects import SubmitOp
 from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
 from pccl.runtime.data_plane.fast_path import FastPath

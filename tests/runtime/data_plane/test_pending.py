@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pccl.protocol.peer import OpResult
+from pccl.protocol.peer.effects import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp

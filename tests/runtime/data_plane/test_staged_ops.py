@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pccl.protocol.peer import SubmitOp
+from pccl.protocol.peer.effects import SubmitOp
 from pccl.runtime.data_plane.engine import StagedOps, Verdict
 from pccl.runtime.data_plane.events import EngineEvent, OpDetached, OpDone, OpEnded, OpFrozen, OpRefused
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec

@@ -6,7 +6,7 @@ import os
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.protocol.recording import from_json, pack, to_json, unpack
 from pccl.runtime.session.recorder import LINKS_KEPT, FlightRecorder
 

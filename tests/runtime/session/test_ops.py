@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.runtime.data_plane.engine import Verdict
 from pccl.runtime.data_plane.events import OpDone, OpFastCompleted
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, RootLostError

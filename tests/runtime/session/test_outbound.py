@@ -13,7 +13,7 @@ import trio.testing
 
 from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.runtime.network import links
 from pccl.runtime.session.driver import SessionOptions
 from pccl.runtime.session.links import REDIAL_S, REDIAL_S_MAX, Outbound

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.checks.conduct import Conduct
 from tests.simulation.checks.facts import Facts, IsLinked, Leader

@@ -18,7 +18,7 @@ import re
 from itertools import combinations
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.checks.facts import Epoch, Facts, Leader
 from tests.simulation.node import Key, Node, Value

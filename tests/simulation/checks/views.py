@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import permutations
 
 from pccl.protocol import messages as m
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.protocol.topology import RingProblem
 from pccl.runtime.master.ring_search import matrices, price
 from tests.simulation.checks.facts import Epoch, Facts, IsLinked, Leader

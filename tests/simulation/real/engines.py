@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.protocol import peer as ps
 from pccl.protocol.completion import ranks_of
+from pccl.protocol.peer import effects as ps
 from pccl.types import Result
 from tests.simulation.fast_path import Report
 from tests.simulation.node import Key, Node, Value
@@ -192,7 +192,7 @@ class RealEngines:
 
     def add_connection(self, node: Node, link: int, index: int, fd: int) -> None:
         threads = self.of[node].threads
-        threads.set_link_timeout(node.machine.link_timeout_s)
+        threads.set_link_timeout(node.machine.links.timeout_s)
         self._lib.pccl_sim_limit(fd, self._chance.random() < LIMITED)
         threads.link_add(link, index, fd, self._keys(fd))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.runtime.data_plane.op_spec import OpSpec
 from tests.simulation.fast_path import FastPath, Report
 from tests.simulation.real.library import Library

@@ -6,7 +6,7 @@ a link's for as long as this side's socket is open.
 
 from __future__ import annotations
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from tests.simulation.connections import Wire
 from tests.simulation.links import Links
 from tests.simulation.node import Node

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from pccl.protocol import peer as ps
+from pccl.protocol.peer import effects as ps
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Root
 from tests.simulation.fast_path import Report

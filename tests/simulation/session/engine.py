@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from pccl.protocol.auth import Keys
-from pccl.protocol.peer import SubmitOp
+from pccl.protocol.peer.effects import SubmitOp
 from pccl.runtime.data_plane.engine import EngineFastPath, StagedOps, Verdict
 from pccl.runtime.data_plane.events import (
     READERS,
