@@ -125,8 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_cases(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from pccl.tools.bench.hosts import measure_as_one_peer
     from pccl.tools.bench.local import measure
+    from pccl.tools.bench.peer import measure_as_one_peer
     from pccl.tools.bench.plan import Plan
     from pccl.tools.bench.report import BenchReport, draw_plot, print_table, rows_table, this_machine, write_report
     from pccl.tools.report import check_plot

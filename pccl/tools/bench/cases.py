@@ -60,8 +60,8 @@ class Memory(msgspec.Struct, frozen=True):
     """The most at any time, with memory that is kept for later ops."""
 
 
-class Samples(msgspec.Struct, tag=True, frozen=True):
-    """A worker's answer to a Case."""
+class Samples(msgspec.Struct, frozen=True):
+    """The measurements of one rank."""
 
     seconds: dict[str, list[float]]
     """The seconds of each contender's iterations."""

@@ -95,13 +95,8 @@ class Gloo:
         distributed.destroy_process_group()
 
 
-def file_store(path: str, world_size: int) -> Any:
-    """Return a store for ranks that share a file system."""
-    return distributed.FileStore(path, world_size)
-
-
 def tcp_store(address: str, port: int, world_size: int, *, serves: bool) -> Any:
-    """Return a store for ranks on several hosts. One rank serves it; port 0 is any free port."""
+    """Return a store through which ranks meet. One rank serves it; port 0 is any free port."""
     timeout = timedelta(seconds=TIMEOUT_S)
     return distributed.TCPStore(address, port, world_size, serves, timeout, wait_for_workers=False)
 

@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
         return len(self.peers) * len(self.connections) * len(cases(self))
 
 
-class Case(msgspec.Struct, tag=True, frozen=True):
+class Case(msgspec.Struct, frozen=True):
     """One collective over `bytes`, cut into `tensors` concurrent tensors, for a number of iterations."""
 
     bytes: int

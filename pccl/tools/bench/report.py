@@ -113,29 +113,17 @@ def row(
     connections: int,
     case: Case,
     slowest_s: Mapping[str, Sequence[float]],
-    memories: Sequence[Memory],
+    memory: Memory | None,
 ) -> Row:
-    """Return the row of a case.
-
-    Args:
-        world_size: The number of peers.
-        connections: The connections per link.
-        case: What was measured.
-        slowest_s: For each contender the seconds of its iterations, each that of the slowest rank.
-        memories: The memory of the ranks, if it was measured.
-    """
+    """Return the row of a case from the seconds of each contender's iterations, each that of the slowest rank."""
     timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
     pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
-    most = None
-    if memories:
-        scratch, held = zip(*((each.scratch_bytes_max, each.held_bytes_max) for each in memories), strict=True)
-        most = Memory(max(scratch), max(held))
     return Row(
         *(world_size, connections, case.bytes, case.tensors, case.quantization, case.algorithm),
         *(pccl, raw_ring, gloo),
         100 * raw_ring.median_s / pccl.median_s if raw_ring else None,
         gloo.median_s / pccl.median_s if gloo else None,
-        most,
+        memory,
         case.collective,
     )
 
