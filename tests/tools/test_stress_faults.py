@@ -9,19 +9,15 @@ import pytest
 
 from pccl.tools.report import PlanError
 from pccl.tools.stress.faults import (
-    LOSS_S,
     MASTER,
     PARTITIONS_AT_ONCE_MAX,
-    START_S,
     Action,
     Dismiss,
     Hit,
-    Losses,
     Partition,
     Partitions,
     Start,
     disturbances,
-    may_be_lost,
 )
 from pccl.tools.stress.plan import Interval, Plan, parse_interval
 
@@ -74,7 +70,6 @@ def test_partitions_of_masters() -> None:
         partition = Partitions(plan, Random(seed)).begin(1.0, SLOTS)
         assert partition is not None
         here = masters & {each for way in partition.blocked for each in way}
-        assert partition.involved == {each for way in partition.blocked for each in way} - masters
         if partition.kind == "master":
             cut_off.add(frozenset(here))
         elif partition.kind == "peer":
@@ -83,26 +78,6 @@ def test_partitions_of_masters() -> None:
             sides.add(len(masters & partition.island))
     assert cut_off == {frozenset((master,)) for master in masters} | {frozenset(masters)}
     assert sides == {0, 1, 2, 3}
-
-
-def _cut(kind: str, island: set[int], others: set[int]) -> Partition:
-    blocked = frozenset((a, b) for a in island for b in others)
-    return Partition(kind, frozenset(island), blocked, 1.0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("partition", "lost"),
-    [
-        (_cut("pair", {0}, {2}), {0, 2}),
-        (_cut("master", {0}, {MASTER}), {0}),
-        (_cut("peer", {0}, {2, 5, 7, MASTER}), {0}),
-        (_cut("peer", {7}, {0, 2, 5, MASTER}), {0, 2, 5, 7}),  # its group has only two
-        (_cut("half", {0, 2}, {5, 7, MASTER}), {0, 2, 5, 7}),
-        (_cut("half", {0, MASTER}, {2, 5, 7}), {0, 2, 5, 7}),
-    ],
-)
-def test_may_be_lost(partition: Partition, lost: set[int]) -> None:
-    assert may_be_lost(partition, {0: 0, 2: 0, 5: 0, 7: 1, 8: 1}) == lost
 
 
 def _churn(plan: Plan, count: int) -> tuple[list[Action], list[int]]:
@@ -144,29 +119,6 @@ def test_two_peers_stay_without_joins() -> None:
     assert len(actions) == 3
     assert sizes[-1] == 2
     assert _churn(Plan(kill=False, join=False, leave=False, freeze=False), 20)[0] == []
-
-
-def test_run_may_end_after_losses() -> None:
-    losses = Losses(has_standbys=True)
-    assert not losses.may_run_end(0.0, sound=2, others=1)
-    assert losses.may_run_end(0.0, sound=2, others=2)
-    losses.peer_lost(1.0, group=0)
-    losses.peer_lost(1.0, group=1)
-    assert losses.may_run_end(1.0, sound=2, others=0)
-    losses.stepped(0, begun_at=0.9)
-    assert losses.may_run_end(1.0, sound=2, others=0)
-    losses.stepped(0, begun_at=1.1)
-    assert not losses.may_run_end(1.0, sound=2, others=0)
-    assert losses.may_run_end(1.0, sound=1, others=0)
-    assert not losses.may_run_end(1.1 + LOSS_S, sound=1, others=0)
-
-
-def test_run_with_one_address_may_end_after_a_master_kill() -> None:
-    losses = Losses(has_standbys=False)
-    assert not losses.may_run_end(1.0, sound=1, others=3)
-    losses.master_killed(1.0)
-    assert losses.may_run_end(1.0, sound=1, others=3)
-    assert not losses.may_run_end(1.0 + START_S, sound=1, others=3)
 
 
 def test_intervals() -> None:

@@ -11,7 +11,6 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,7 +38,6 @@ from pccl.tools.bench.plan import (
     format_megabytes_per_second,
     format_seconds,
 )
-from pccl.tools.report import check_plot
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -149,10 +147,6 @@ def this_machine(*, with_torch: bool) -> Machine:
         numpy=importlib.metadata.version("numpy"),
         torch=importlib.metadata.version("torch") if with_torch else None,
     )
-
-
-def write_report(path: Path, report: BenchReport | KillReport) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 class Dimension(NamedTuple):
@@ -275,9 +269,8 @@ def kill_table(report: KillReport) -> Table:
     return table
 
 
-def draw_plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
+def draw_plot(plan: Plan, rows: Sequence[Row], path: str) -> None:
     """Draw time and bus bandwidth against size: solid lines for pccl, dashed ones for the raw ring and Gloo."""
-    check_plot(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

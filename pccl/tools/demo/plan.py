@@ -107,16 +107,6 @@ class At(_Message, frozen=True):
     """The number of the step's all-reduces in flight."""
 
 
-class Synced(_Message, frozen=True):
-    """sync_shared_state has returned."""
-
-    step: int
-    """Outer steps in the state."""
-    sent_bytes: int
-    received_bytes: int
-    seconds: float
-
-
 class StepDone(_Message, frozen=True):
     """An outer step has ended. Bytes are those of its all-reduces and of a sync at its start."""
 
@@ -131,6 +121,9 @@ class StepDone(_Message, frozen=True):
     received_bytes: int
     seconds: float
     """Without the validation."""
+    state_bytes: int = 0
+    """Received in the sync."""
+    sync_seconds: float = 0.0
     bits_per_byte: float | None = None
     """The validation loss, from peer 0."""
 
@@ -143,4 +136,4 @@ class Finished(_Message, frozen=True):
     digest: str
 
 
-Message: TypeAlias = At | Synced | StepDone | Finished
+Message: TypeAlias = At | StepDone | Finished

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from itertools import accumulate
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -13,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from pccl.tools.demo.plan import At, Plan
-from pccl.tools.harness import Closing
-from pccl.tools.report import check_plot
 
 CLEARLY_BELOW_BITS = 0.5
 """The final loss must be this far below the unigram entropy, after STEPS_TO_LEARN inner steps or more. In a shorter run
@@ -212,13 +209,8 @@ def megabytes(count_bytes: int) -> str:
     return f"{count_bytes / 1e6:.1f} MB"
 
 
-def to_json(report: Report) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
-
-
-def draw_plot(report: Report, path: Path) -> None:
+def draw_plot(report: Report, path: str) -> None:
     """Draw the loss against steps and against bytes sent, with losses and joins marked."""
-    check_plot(path)
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if row.bits_per_byte is not None]
@@ -255,7 +247,7 @@ _FINDINGS_AT = 19
 _COLUMNS = 80
 
 
-class Display(Closing):
+class Display:
     """Writes to one console, with a live bar until `close`."""
 
     def __init__(self, console: Console, plan: Plan) -> None:

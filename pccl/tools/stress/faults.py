@@ -11,7 +11,7 @@ that. It has one of four kinds:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
@@ -34,11 +34,6 @@ ONE_WAY_CHANCE = 0.25
 """The chance that only one direction is blocked, for each of the two."""
 Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
 WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
-
-START_S = 10.0
-"""A connecting peer may find no master this long after a kill."""
-LOSS_S = 12.0
-"""A peer that has ended may still be in the last view this long."""
 
 
 class Schedule:
@@ -146,11 +141,6 @@ class Partition:
     """(sender, receiver) of each blocked direction."""
     seconds: float
 
-    @property
-    def involved(self) -> frozenset[int]:
-        """The slots on either side, without masters."""
-        return frozenset(each for pair in self.blocked for each in pair if each > MASTER)
-
     def __str__(self) -> str:
         outwards = any(sender in self.island for sender, _ in self.blocked)
         inwards = any(receiver in self.island for _, receiver in self.blocked)
@@ -218,50 +208,3 @@ class Partitions:
     def blocked_for(self, receiver: int) -> list[int]:
         """Return the senders whose packets this process must not receive."""
         return sorted({sender for each in self.active for sender, other in each.blocked if other == receiver})
-
-
-def may_be_lost(partition: Partition, groups: Mapping[int, int]) -> frozenset[int]:
-    """Return the slots whose peers may be evicted in this partition, given the group of each active peer.
-
-    If one peer is cut off from all others, only that one: the master evicts as few peers as explain the reports. In a
-    ring of two it may be either. In all other cases it may be any slot whose traffic is blocked.
-    """
-    if partition.kind == "peer":
-        (slot,) = partition.island
-        if sum(group == groups.get(slot) for group in groups.values()) > 2:
-            return partition.island
-    return partition.involved
-
-
-class Losses:
-    """Kills of masters and ends of peers, and whether a master may find too few peers to continue with.
-
-    With one address the next master must be found there by a majority of the last view. With standbys another master
-    is always there, so that the leading one may lose its majority at any moment.
-    """
-
-    def __init__(self, has_standbys: bool) -> None:
-        self._has_standbys = has_standbys
-        self._master_killed_at = float("-inf")
-        self._lost: list[tuple[float, int]] = []
-        """Times and groups of ended peers that may still be in the last view."""
-
-    def master_killed(self, now: float) -> None:
-        self._master_killed_at = now
-
-    def peer_lost(self, now: float, group: int) -> None:
-        self._lost.append((now, group))
-
-    def stepped(self, group: int, begun_at: float) -> None:
-        """A peer has ended a step, begun then, with others of its group: earlier losses are out of its view."""
-        self._lost = [(at, lost) for at, lost in self._lost if lost != group or at >= begun_at]
-
-    def is_master_starting(self, now: float) -> bool:
-        return now < self._master_killed_at + START_S
-
-    def may_run_end(self, now: float, sound: int, others: int) -> bool:
-        """Return whether the `sound` peers may not be a majority of the last view, which may contain `others`."""
-        if not self._has_standbys and not self.is_master_starting(now):
-            return False
-        self._lost = [(at, group) for at, group in self._lost if at >= now - LOSS_S]
-        return sound <= others + len(self._lost)

@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from pccl.tools.report import PlanError
-from pccl.tools.stress.values import SLOTS
 
+SLOTS = 16
+"""The most processes of peers at once. Each has a slot, a number below."""
 PEERS_MAX = SLOTS - 4
 """A slot is not reused while reports of its last peer may be on their way."""
 
@@ -19,6 +20,9 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
 
     least_s: float
     most_s: float
+
+    def __str__(self) -> str:
+        return f"{self.least_s:g}..{self.most_s:g}"
 
 
 def parse_interval(text: str) -> Interval:
@@ -57,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: bool = False
     """Some ops get a timeout of a few milliseconds."""
     threads: int = 0
-    """Threads of each peer that take turns on tags of their own."""
+    """Threads of those peers that reduce by several threads."""
     interrupts: Interval | None = None
     """The time between SIGINTs; None: there are none."""
     hang_s: float = 30.0
@@ -155,8 +159,7 @@ class SyncFailed(msgspec.Struct, tag=True, frozen=True):
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """A committed op."""
 
-    number: int
-    """The op's number in its step."""
+    tag: int
     participants: list[int]
     """Slots, read from the result."""
     world_size: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -11,7 +10,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl.tools.harness import Closing
 from pccl.tools.stress.checker import Counts
 from pccl.tools.stress.plan import At, Plan
 
@@ -43,18 +41,10 @@ class Report(msgspec.Struct, frozen=True):
     problems: list[str]
     logs: str | None
     """The folder with the logs, which is kept after a failure."""
-
-    @property
-    def passed(self) -> bool:
-        return not self.problems
+    passed: bool
 
 
-def to_json(report: Report) -> str:
-    facts: dict[str, Any] = {"passed": report.passed, **msgspec.to_builtins(report)}
-    return msgspec.json.format(msgspec.json.encode(facts)).decode()
-
-
-class Display(Closing):
+class Display:
     """The faults and, live below them, the positions of the peers."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
