@@ -56,29 +56,23 @@ def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> I
     """Measure as one peer of the run of `master` (HOST:PORT). With `is_local` all peers are on this machine."""
     (world_size,) = plan.peers
     todo = cases(plan)
-    rulers: dict[str, Ruler] | None = None
-    number = 0
     try:
-        with ExitStack() as resources:
-            for connections in plan.connections:
-                encrypt = True if plan.encrypt else None
-                with Communicator(master, connections=connections, encrypt=encrypt) as communicator:
-                    communicator.wait_for_peers(world_size)
-                    _check_agreement(communicator, plan)
-                    if rulers is None:
-                        number = communicator.membership.rank
-                        rulers = _join_rulers(plan, communicator, master, resources)
-                    barrier = rulers[RAW_RING].barrier if is_local else communicator.barrier
-                    rank = Rank(number, barrier, rulers, shares_machine=is_local)
-                    for case in todo:
-                        samples = rank.run(communicator, case)
-                        slowest_s = {name: _most(communicator, seconds) for name, seconds in samples.seconds.items()}
-                        memory = None
-                        if samples.memory is not None:
-                            memory = Memory(*map(int, _most(communicator, msgspec.structs.astuple(samples.memory))))
-                        yield row(world_size, connections, case, slowest_s, memory)
-                if RAW_RING in rulers:
-                    rulers[RAW_RING].barrier()  # all have left before the next run begins
+        for connections in plan.connections:
+            encrypt = True if plan.encrypt else None
+            with ExitStack() as resources:
+                communicator = resources.enter_context(Communicator(master, connections=connections, encrypt=encrypt))
+                communicator.wait_for_peers(world_size)
+                _check_agreement(communicator, plan)
+                rulers = _join_rulers(plan, communicator, master, resources)
+                barrier = rulers[RAW_RING].barrier if is_local else communicator.barrier
+                rank = Rank(communicator, barrier, rulers, shares_machine=is_local)
+                for case in todo:
+                    samples = rank.run(case)
+                    slowest_s = {name: _most(communicator, seconds) for name, seconds in samples.seconds.items()}
+                    memory = None
+                    if samples.memory is not None:
+                        memory = Memory(*map(int, _most(communicator, msgspec.structs.astuple(samples.memory))))
+                    yield row(world_size, connections, case, slowest_s, memory)
     except (PCCLError, RuntimeError, OSError) as error:
         raise ToolError(str(error)) from error
 

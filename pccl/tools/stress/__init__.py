@@ -11,14 +11,5 @@ of each call as JSON lines. The checker compares the reports of all peers:
 - calls fail only in documented ways, and none lasts longer than a bound;
 - a peer that was neither frozen nor cut off keeps its place while a majority is left for a master to continue with.
 
-    plan        the options, checked, and the messages
-    faults      the choice of faults; no I/O
-    checker     the promises; no I/O
-    values      contributions of ops, and the participants of a result
-    worker      one peer
-    network     cut connections and dropped packets, in the process itself
-    supervisor  the processes of a run
-    report      the terminal, the table and JSON
-
 The seed repeats the kind and order of faults; their moments depend on the machine.
 """

@@ -26,8 +26,6 @@ class Disturbances(msgspec.Struct):
     dismissed: int = 0
     partitions: int = 0
     masters_killed: int = 0
-    failover_s: float = 0.0
-    """The longest time from a new master's start to the end of the first step begun after it."""
     interrupted: int = 0
     peers_most: int = 0
     """The most processes at once."""

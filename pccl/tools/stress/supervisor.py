@@ -134,8 +134,6 @@ class Supervisor:
         self._done = Disturbances()
         self._start_s = now = time.monotonic()
         self._killed_at = float("-inf")
-        self._master_listens_at: float | None = None
-        """The start of the last new master, until a step has ended that was begun after it."""
         self._master_killed_at = float("-inf")
         self._partitions = Partitions(plan, Random(f"{plan.seed} partitions"))
         self._blocked: dict[Child, list[int]] = {}
@@ -491,8 +489,6 @@ class Supervisor:
                 self._note(f"{peer} {'left' if is_own else 'lost'} its session: {reason}")
             case Stepped():
                 peer.stepped = message
-                if message.outcomes:
-                    self._note_failover(now, now - message.seconds)
             case Left():
                 peer.has_left = True
         self._checker.receive(peer.number, message, now)
@@ -506,13 +502,6 @@ class Supervisor:
         elif address := master_line(line)[0]:
             master.address = address
             master.is_listening = True
-            if master.starts > 1:
-                self._master_listens_at = time.monotonic()
-
-    def _note_failover(self, now: float, begun_at: float) -> None:
-        if self._master_listens_at is not None and begun_at >= self._master_listens_at:
-            self._done.failover_s = max(self._done.failover_s, now - self._master_listens_at)
-            self._master_listens_at = None
 
     def _exited(self, peer: Peer, returncode: int) -> None:
         del self._peers[peer.process]
