@@ -70,12 +70,9 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a group in the store."""
-
     masters: list[str]
     token: str
     is_founded: bool = False
-    """Rank 0 is in the run."""
     is_complete: bool = False
     """All actors have been in the run: a newcomer was restarted."""
 
@@ -120,7 +117,6 @@ class Rendezvous:
         return max(0.0, self._deadline_s - time.monotonic())
 
     def _gather(self, record: Record) -> None:
-        """Return when all actors are in the run."""
         if self._rank == 0:
             self._write(replace(record, is_founded=True))
         size = self.communicator.wait_for_peers(self._world_size, timeout=self._left_s)
@@ -164,7 +160,6 @@ class Rendezvous:
                 self._pause("rank 0 has not begun the run")
 
     def _serve(self, token: str, standby_of: str = "") -> str:
-        """Start a master or a standby, and return its address."""
         host = ray.util.get_node_ip_address()
         listen = f"[{host}]:0" if ":" in host else f"{host}:0"
         self._master = MasterNode(listen, token=token, standby_of=standby_of, daemon=True)
@@ -177,7 +172,6 @@ class Rendezvous:
             self._master = None
 
     def _pause(self, what: str) -> None:
-        """Wait before the next read of the store."""
         if time.monotonic() > self._deadline_s:
             text = f"rank {self._rank} of group {self._name!r} has waited for {TIMEOUT_S:g} s: {what}"
             raise PCCLError(Result.TIMEOUT, "init_collective_group", text)
@@ -223,7 +217,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
         super().__init__(world_size, rank, group_name)
         self._rendezvous: Rendezvous | None = None
         self._made_as: dict[int, int] = {}
-        """Ray's rank of each peer."""
         if world_size > 1:
             self._rendezvous = Rendezvous(group_name, rank, world_size)
             self._learn_ranks(self._rendezvous.communicator)
@@ -252,7 +245,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._rendezvous.leave()
 
     def admit(self) -> int:
-        """Admit waiting actors and return the world size."""
         if self._rendezvous is None:
             return 1
         communicator = self._rendezvous.communicator
@@ -355,7 +347,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             return
 
     def _by_rank(self, peers: tuple[int, ...]) -> list[int]:
-        """Return the peers ordered by rank."""
         return sorted(peers, key=lambda peer: (self._made_as.get(peer, self._world_size), peer))
 
     def _rank_in_pccl(self, rank: int) -> int:
@@ -407,7 +398,6 @@ def _assign(target: Any, source: Any) -> None:
 
 
 def _joined(arrays: list[Any]) -> Any:
-    """Return the concatenated elements of all arrays."""
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate([array.reshape(-1) for array in arrays])
     joined = arrays[0].new_empty(sum(array.numel() for array in arrays))

@@ -72,8 +72,6 @@ class Guard:
 
 
 class Child:
-    """One process of a guard's group."""
-
     def __init__(
         self,
         name: str,
@@ -183,7 +181,6 @@ class Processes:
         self._children: set[Child] = set()
 
     def start(self, name: str, module: str, *arguments: str) -> Child:
-        """Start `python -m module arguments`."""
         log = self._logs / f"{name.replace(' ', '-')}.log" if self._logs is not None else None
         command = module_command(module, *arguments)
         child = Child(name, command, guard=self._guard, events=self._events, environment=self._environment, log=log)
@@ -204,12 +201,10 @@ class Processes:
             yield event
 
     def reap(self, child: Child) -> None:
-        """Close a child that has ended."""
         child.close()
         self._children.discard(child)
 
     def close(self) -> None:
-        """Kill and close all children."""
         self._guard.close()
         for child in self._children:
             child.close()

@@ -104,12 +104,10 @@ def store_address(these: Nodes, master: str | None, environment: Mapping[str, st
 
 
 def rank_of(these: Nodes, count: int, index: int) -> int:
-    """Return the rank of copy `index` of the `count` on this node."""
     return these.rank * count + index
 
 
 def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
-    """Return the variables of copy `index` of the `count` on this node."""
     rank, world_size = rank_of(these, count, index), these.count * count
     return {
         "PCCL_MASTER": master,
@@ -125,7 +123,6 @@ def variables(these: Nodes, count: int, index: int, master: str, store: tuple[st
 
 
 def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without torchrun's variables."""
     return {name: value for name, value in environment.items() if name not in TORCHRUNS}
 
 
@@ -145,8 +142,6 @@ def _free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The options of `pccl launch`."""
-
     command: Sequence[str]
     count: int
     nodes: Nodes = ALONE
@@ -154,14 +149,11 @@ class LaunchOptions:
     """The address of a running master; None starts one, at `listen`."""
     listen: str = "127.0.0.1:0"
     http: str | None = None
-    """The address of the started master's page."""
     fail_fast: bool = False
     sets_ranks: bool = True
-    """Set torchrun's variables."""
     tolerate_losses: bool = False
     """Copies ended by a signal do not count as failures."""
     grace_s: float = 10.0
-    """Time between asking processes to end and killing them."""
 
 
 class LinePrinter:

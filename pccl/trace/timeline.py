@@ -130,10 +130,7 @@ def _done_ns(op: OpRecord) -> int:
 
 @dataclass
 class _Rows:
-    """The rows of a recording's ops."""
-
     of: list[int]
-    """The row of each op."""
     names: dict[int, str]
 
 
@@ -158,8 +155,6 @@ def _op_rows(recording: Recording) -> _Rows:
 
 
 class _Drawing:
-    """The drawing of one peer."""
-
     def __init__(
         self,
         peer: PeerTrace,

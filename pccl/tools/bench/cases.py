@@ -59,10 +59,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """The measurements of one rank."""
-
     seconds: dict[str, list[float]]
-    """The seconds of each contender's iterations."""
     memory: Memory | None
 
 
@@ -77,7 +74,6 @@ class Rank:
         *,
         shares_machine: bool,
     ) -> None:
-        """`barrier` returns once all ranks have called it."""
         self._communicator = communicator
         self._barrier = barrier
         self._rulers = rulers

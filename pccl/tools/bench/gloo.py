@@ -50,13 +50,11 @@ class Gloo:
 
     def all_gather(self, send: Array, recv: Array) -> Call:
         whole, part = torch.from_numpy(recv.reshape(-1)), torch.from_numpy(send)
-        gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-        return lambda: gather(whole, part)
+        return lambda: distributed.all_gather_into_tensor(whole, part)
 
     def reduce_scatter(self, send: Array, recv: Array) -> tuple[Call, Array]:
         whole, part = torch.from_numpy(send), torch.from_numpy(recv)
-        scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-        return lambda: scatter(part, whole), recv
+        return lambda: distributed.reduce_scatter_tensor(part, whole), recv
 
     def all_to_all(self, send: Array, recv: Array) -> Call:
         given, taken = torch.from_numpy(send), torch.from_numpy(recv)

@@ -97,14 +97,12 @@ def reduce_until_loss(plan: KillPlan, master: str) -> Iterator[Step]:
 
 
 def _most(communicator: Communicator, values: Sequence[float]) -> list[float]:
-    """Return the element-wise maximum over all peers."""
     found = np.array(values, np.float64)
     communicator.all_reduce(found, op=ReduceOp.MAX, tag=SERVICE_TAG)
     return [float(value) for value in found]
 
 
 def _gather(communicator: Communicator, text: str) -> list[str]:
-    """Return the texts of all peers by rank."""
     encoded = text.encode()
     (longest,) = _most(communicator, [len(encoded)])
     padded = np.zeros(int(longest), np.uint8)

@@ -71,7 +71,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of rows of the result."""
         return len(self.peers) * len(self.connections) * len(cases(self))
 
 

@@ -153,7 +153,6 @@ class Dimension(NamedTuple):
     """A quantity, other than the size, that a benchmark can vary."""
 
     field: str
-    """The field of a row."""
     heading: str
     cell: Callable[[Any], str]
     phrase: Callable[[Any], str]

@@ -31,9 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     embedding: int = 32
     hidden: int = 256
     sequences: int = 16
-    """Text sequences per inner step and peer."""
     positions: int = 32
-    """Predictions per sequence."""
     learning_rate: float = 4e-3
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.8
@@ -65,7 +63,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.peers + self.join
 
     def check(self) -> None:
-        """Raise PlanError for options that cannot be run."""
         for name in ("peers", "steps", "inner_steps", "connections", "context", "hidden"):
             if getattr(self, name) < 1:
                 raise PlanError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
@@ -97,8 +94,6 @@ class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class At(_Message, frozen=True):
-    """The position of a peer in its loop."""
-
     step: int
     doing: Doing
     done: float = 0.0
@@ -114,7 +109,6 @@ class StepDone(_Message, frozen=True):
     world_size: int
     """Peers in its last all-reduces."""
     admitted: int
-    """Peers admitted at its start."""
     aborted: int
     """All-reduces that were aborted and launched again."""
     sent_bytes: int
@@ -129,8 +123,6 @@ class StepDone(_Message, frozen=True):
 
 
 class Finished(_Message, frozen=True):
-    """A peer has done all steps."""
-
     step: int
     revision: int
     digest: str

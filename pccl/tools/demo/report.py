@@ -77,16 +77,12 @@ class Survivor(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One part of the verdict."""
-
     name: str
     passed: bool
     found: str
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All facts of a run."""
-
     plan: Plan
     unigram_bits: float
     rows: list[Row]
@@ -94,7 +90,6 @@ class Report(msgspec.Struct, kw_only=True):
     joined: Joined | None
     survivors: list[Survivor]
     problems: list[str]
-    """Unplanned failures."""
     seconds: float
     start_bits: float | None = None
     end_bits: float | None = None
@@ -110,7 +105,6 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def judge(report: Report) -> list[Check]:
-    """Return the verdict, check by check."""
     checks = [_loss(report), _digests(report)]
     if report.plan.kill:
         checks.append(_kill(report))
@@ -288,7 +282,6 @@ class Display:
         self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=positions)
 
     def row(self, row: Row) -> None:
-        """Print one row above the bar."""
         self._steps_shown = row.step
         bits = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.3f}"
         line = Text(
@@ -303,11 +296,9 @@ class Display:
         self._print(line)
 
     def page(self, url: str) -> None:
-        """Print the address of the run's page."""
         self._print(Text(f"the run is shown at {url}"))
 
     def verdict(self, report: Report) -> None:
-        """Print the checks and every survivor's digest."""
         self._print(Text())
         states: dict[tuple[int, str], list[int]] = {}
         for survivor in report.survivors:

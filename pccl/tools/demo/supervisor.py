@@ -88,7 +88,6 @@ class Supervisor:
         return self._given_up or not self._peers
 
     def _wait(self) -> None:
-        """Handle the next message, exit or timeout."""
         deadline_s = self._progress_s + self._plan.step_timeout_s
         event = self._processes.next_event(max(0.0, deadline_s - time.monotonic()))
         if event is None:
@@ -122,7 +121,6 @@ class Supervisor:
         self._workers[self._processes.start(f"peer {peer}", "pccl.tools.demo.worker", options)] = peer
 
     def receive(self, child: Child, message: Message) -> None:
-        """Handle a worker's message."""
         peer = self._workers[child]
         if isinstance(message, At):
             self._peers[peer] = message
@@ -142,7 +140,6 @@ class Supervisor:
                 self._survivors.append(Survivor(peer, message.step, message.revision, message.digest))
 
     def exited(self, child: Child, returncode: int) -> None:
-        """Handle the exit of a worker."""
         peer = self._workers[child]
         self._peers.pop(peer)
         is_planned = peer == self._plan.victim and self._killed is not None and returncode == -SIGKILL

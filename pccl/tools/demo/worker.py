@@ -57,8 +57,6 @@ Part: TypeAlias = NDArray[np.floating]
 
 @dataclass
 class _Traffic:
-    """The communication of one outer step."""
-
     world_size: int
     aborted: int = 0
     sent_bytes: int = 0

@@ -28,14 +28,10 @@ StepName: TypeAlias = tuple[int, int, int]
 
 @dataclass
 class Counts:
-    """Counts over all peers."""
-
     steps: int = 0
-    """Steps of a peer with all ops committed."""
     steps_cut_short: int = 0
     """Steps that a peer ended alone."""
     ops_committed: int = 0
-    """Ops, each counted once."""
     ops_aborted: int = 0
     """Aborts that a peer retried itself."""
     results_checked: int = 0
@@ -80,8 +76,6 @@ class _Step:
 
 
 class Checker:
-    """Collects `problems`, which stay empty while every promise is kept."""
-
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.counts = Counts()
@@ -104,7 +98,6 @@ class Checker:
             self.excuse(peer, now)
 
     def ended(self, peer: int, now: float) -> None:
-        """Note that a peer's process has ended."""
         self._close(peer, now)
         del self._peers[peer]
 

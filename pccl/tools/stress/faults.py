@@ -19,7 +19,6 @@ from typing import Literal, TypeAlias, get_args
 from pccl.tools.stress.plan import Doing, Interval, Plan
 
 TWICE_CHANCE = 0.15
-"""The chance of two disturbances at the same moment."""
 AIM_CHANCE = 0.5
 """The chance that a peer is hit at the beginning of a chosen activity, instead of at any moment."""
 AIM_S_MAX = 0.03
@@ -37,8 +36,6 @@ WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 
 
 class Schedule:
-    """Moments at random intervals."""
-
     def __init__(self, every: Interval | None, random: Random, now: float) -> None:
         self._every = every
         self._random = random
@@ -58,8 +55,6 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a new peer."""
-
     group: int
 
 
@@ -76,8 +71,6 @@ class Hit:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """Ask a peer to leave."""
-
     peer: int
 
 
@@ -132,11 +125,8 @@ def _choose(plan: Plan, random: Random, running: int, doomed: int, targets: Sequ
 
 @dataclass(frozen=True)
 class Partition:
-    """Directions that are blocked together."""
-
     kind: Kind
     island: frozenset[int]
-    """The processes on one side."""
     blocked: frozenset[tuple[int, int]]
     """(sender, receiver) of each blocked direction."""
     seconds: float
@@ -154,8 +144,6 @@ def _names(members: Collection[int]) -> str:
 
 
 class Partitions:
-    """The active partitions of a run."""
-
     def __init__(self, plan: Plan, random: Random) -> None:
         self._duration = plan.partition_for
         self._random = random
@@ -199,7 +187,6 @@ class Partitions:
         return made
 
     def heal(self, now: float) -> list[Partition]:
-        """End and return the partitions whose time is over."""
         healed = [partition for partition, at in self._healed_at.items() if now >= at]
         for partition in healed:
             del self._healed_at[partition]

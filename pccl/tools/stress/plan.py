@@ -34,12 +34,9 @@ def parse_interval(text: str) -> Interval:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
-
     minutes: float = 2.0
     seed: int = 0
     peers: int = 4
-    """At the start."""
     peers_max: int = 8
     groups: int = 1
     disturb_every: Interval = Interval(0.5, 3.0)
@@ -49,7 +46,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze: bool = True
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
-    """Peers break connections of their own."""
     partition: Interval | None = None
     """The time between partitions; None: there are none."""
     partition_for: Interval = Interval(0.1, 12.0)
@@ -59,13 +55,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Masters keep their run on disk. None: if they are killed and have no standby."""
     standbys: int = 0
     timeouts: bool = False
-    """Some ops get a timeout of a few milliseconds."""
     threads: int = 0
     """Threads of those peers that reduce by several threads."""
     interrupts: Interval | None = None
-    """The time between SIGINTs; None: there are none."""
     hang_s: float = 30.0
-    """The longest duration of a call."""
     token: bool = False
     encrypt: bool = False
     state_bytes: int = 4 << 20
@@ -76,7 +69,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.kill_master is not None and self.standbys == 0 if self.state is None else self.state
 
     def check(self) -> None:
-        """Raise PlanError for options that cannot be run."""
         limits = {"peers_max": (2, PEERS_MAX), "groups": (1, 4), "standbys": (0, 3), "threads": (0, 16)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
@@ -103,7 +95,6 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     """The argument of `python -m pccl.tools.stress.worker`, as JSON."""
 
     masters: str
-    """Addresses, separated by commas."""
     peer: int
     """Counts the processes of a run."""
     slot: int
@@ -174,7 +165,6 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
 
     lineage: int
     revision: int
-    """At the beginning of the step."""
     outcomes: list[Outcome]
     is_whole: bool
     """All ops were committed. If not, the peer is alone in its group."""

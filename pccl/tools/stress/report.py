@@ -14,12 +14,9 @@ from pccl.tools.stress.checker import Counts
 from pccl.tools.stress.plan import At, Plan
 
 LINE_EVERY_S = 10.0
-"""The interval of lines without a terminal."""
 
 
 class Disturbances(msgspec.Struct):
-    """The faults of a run."""
-
     started: int = 0
     killed: int = 0
     frozen: int = 0
@@ -28,7 +25,6 @@ class Disturbances(msgspec.Struct):
     masters_killed: int = 0
     interrupted: int = 0
     peers_most: int = 0
-    """The most processes at once."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -65,7 +61,6 @@ class Display:
             self._live.stop()
 
     def moved(self, seconds: float, peers: Mapping[int, At], counts: Counts, done: Disturbances) -> None:
-        """Show the state of the run. Called several times a second."""
         line = (
             f"{seconds:6.0f} s  {len(peers)} peers  {counts.steps} steps  {counts.ops_committed} ops  "
             f"{done.killed} killed  {done.dismissed} left  {done.frozen} frozen  {done.started} started  "

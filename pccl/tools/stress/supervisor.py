@@ -59,9 +59,7 @@ START_S = 10.0
 KILL_S = 2.0
 """A newcomer may be refused this long after a kill, because it has no link to the killed peer."""
 AIM_FOR_S = 3.0
-"""The longest time that a hit waits for its aim."""
 LOOK_S = 1.0
-"""The time between two checks for second runs."""
 STATUS_S = 2.0
 STARTS_WITHIN = 3
 """A starting process may take this many times longer than a call."""
@@ -93,7 +91,6 @@ class Peer:
 
     @property
     def is_doomed(self) -> bool:
-        """Whether it is about to end, or has ended."""
         return self.is_dismissed or (self.hit is not None and self.hit.freeze_s is None)
 
     def __str__(self) -> str:
@@ -102,8 +99,6 @@ class Peer:
 
 @dataclass
 class Master:
-    """An address of a master and the process that serves it."""
-
     number: int
     process: Child
     address: str = ""
@@ -157,7 +152,6 @@ class Supervisor:
             shutil.rmtree(self._logs)
 
     def run(self) -> Report:
-        """Run to the end of the time, or to the first problem."""
         try:
             self._run()
         except Exception:
@@ -349,7 +343,6 @@ class Supervisor:
         return self._processes.start(name, "pccl.tools.stress.network", host_of(MASTER - number), *arguments)
 
     def _leading(self) -> list[tuple[Master, RunStatus]]:
-        """Return the masters that lead a run, and its status."""
         found = []
         for master in self._masters:
             with suppress(PCCLError):
@@ -441,7 +434,6 @@ class Supervisor:
     # Events
 
     def _wait(self, until_s: float) -> None:
-        """Handle the events of a moment, and whatever is due."""
         due = [at for peer in self._peers.values() for at in (peer.hit_at, peer.thaw_at) if at is not None]
         now = time.monotonic()
         timeout_s = max(0.0, min(until_s, now + TICK_S, self._partitions.heals_at, *due) - now)

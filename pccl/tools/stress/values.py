@@ -45,8 +45,6 @@ class WrongResultError(Exception):
 
 @dataclass(frozen=True)
 class Op:
-    """One op of a step; the same on all peers."""
-
     tag: int
     dtype: str
     count: int
@@ -58,7 +56,6 @@ class Op:
     algorithm: ReduceAlgorithm | None
 
     def contribution(self, slot: int) -> Array:
-        """Return a new array."""
         return self._values({slot}, is_result=False)
 
     def participants(self, result: Array) -> frozenset[int]:

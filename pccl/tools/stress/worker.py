@@ -72,7 +72,6 @@ from pccl.tools.stress.plan import (
 from pccl.tools.stress.values import TAGS, Array, Op, WrongResultError, ops_of_step
 
 OPTIMIZE_EVERY = 16
-"""Revisions between two calls of optimize_topology."""
 SYNC_FAILURES_MAX = 20
 CUT_CHANCE = 0.02
 CUT_S_MAX = 0.05
@@ -130,8 +129,6 @@ class Marked:
 
 
 class Buffers:
-    """The arrays that one op sends and receives."""
-
     def __init__(self, op: Op, step: int, slot: int, in_place: bool, marked: Marked) -> None:
         self.op = op
         self.aborts = 0
@@ -164,7 +161,6 @@ class Buffers:
         self._make()
 
     def reduce(self, communicator: Communicator, timeout_s: float | None) -> int:
-        """Reduce in a blocking call and return the world size."""
         return communicator.all_reduce(self._send, self._recv, timeout=timeout_s, **self._options).world_size
 
     def launch(self, communicator: Communicator) -> AsyncReduceHandle:
@@ -183,7 +179,6 @@ class Buffers:
         return ReduceOpDescriptor.from_numpy(self._send, self._recv, descriptor)
 
     def outcome(self, world_size: int) -> Outcome:
-        """Read the result of a committed op."""
         try:
             participants = sorted(self.op.participants(self._recv))
         except WrongResultError as error:
