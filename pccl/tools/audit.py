@@ -137,15 +137,7 @@ def _ranges(found: Any) -> list[Range]:
 
 
 def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
-    """Audit all logs of a run.
-
-    Args:
-        paths: The files of all peers.
-
-    Raises:
-        AuditError: They cannot be read, or are not of one data stream.
-        OSError: A file cannot be opened.
-    """
+    """Audit the logs of all peers of a run. AuditError or OSError."""
     logs = _Logs(paths)
     ((size, seed, shuffle),) = logs.streams
     found = Audit(dataset_size=size)

@@ -84,17 +84,9 @@ class Child:
         stdout: Copy | None = None,
         stderr: Copy | None = None,
     ) -> None:
-        """Start the process.
+        """Start the process. Lines of standard output become events; standard error goes to `log` or a temporary file.
 
-        Args:
-            name: Its name for the user.
-            command: The program and its arguments.
-            guard: The guard of its group.
-            events: The queue for its events.
-            environment: All of its environment.
-            log: The file for standard error; by default a temporary one.
-            stdout: Reads standard output to its end, on a thread; by default lines become events.
-            stderr: The same for standard error, instead of a file.
+        `stdout` and `stderr` instead read a stream to its end, each on a thread.
         """
         self.name = name
         self._events = events

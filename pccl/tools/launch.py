@@ -22,6 +22,7 @@ from types import FrameType
 from typing import IO
 
 from pccl.tools.harness import Child, Copy, Event, Guard, local_environment, master_line, module_command
+from pccl.tools.report import PlanError
 
 LINE_CHARACTERS_MAX = 1 << 20
 SIGNAL_POLL_S = 1.0
@@ -46,43 +47,36 @@ class Nodes:
     rank: int = 0
 
 
-ALONE = Nodes()
-
-
-class NodesError(ValueError):
-    """The options and the environment do not give this node's number, or the master's address."""
-
-
 def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -> Nodes:
     """Return the nodes by `--nnodes` and `--node-rank`, else by NNODES and NODE_RANK in the environment.
 
     Schedulers such as Kubeflow's PyTorchJob start a launcher per node with RANK and WORLD_SIZE of the nodes: these
-    count where WORLD_SIZE is the number of nodes. Raises NodesError.
+    count where WORLD_SIZE is the number of nodes. Raises PlanError.
     """
     count = count if count is not None else _number("NNODES", environment, 1)
     if count < 1:
-        raise NodesError(f"{count} nodes: there must be at least one")
+        raise PlanError(f"{count} nodes: there must be at least one")
     if rank is None and count > 1:
         is_per_node = environment.get("WORLD_SIZE", "") == str(count)
         rank = _number("RANK" if is_per_node and "NODE_RANK" not in environment else "NODE_RANK", environment, None)
     rank = rank or 0
     if not 0 <= rank < count:
-        raise NodesError(f"node rank {rank}: must be from 0 to {count - 1} of {count} nodes")
+        raise PlanError(f"node rank {rank}: must be from 0 to {count - 1} of {count} nodes")
     return Nodes(count, rank)
 
 
 def _number(name: str, environment: Mapping[str, str], default: int | None) -> int:
     text = environment.get(name, "")
     if not text and default is None:
-        raise NodesError("this node's number is unknown: give --node-rank, or set NODE_RANK")
+        raise PlanError("this node's number is unknown: give --node-rank, or set NODE_RANK")
     try:
         return int(text) if text else default or 0
     except ValueError:
-        raise NodesError(f"{name} {text!r} is not a number") from None
+        raise PlanError(f"{name} {text!r} is not a number") from None
 
 
 def masters_address(these: Nodes, given: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the address of the copies' master, or None if this node starts it. Raises NodesError.
+    """Return the address of the copies' master, or None if this node starts it. Raises PlanError.
 
     Node 0 starts the master; the others find it at MASTER_ADDR unless its address is given.
     """
@@ -90,7 +84,7 @@ def masters_address(these: Nodes, given: str | None, environment: Mapping[str, s
         return given
     host = environment.get("MASTER_ADDR", "")
     if not host:
-        raise NodesError("the address of node 0's master is unknown: give --master HOST:PORT, or set MASTER_ADDR")
+        raise PlanError("the address of node 0's master is unknown: give --master HOST:PORT, or set MASTER_ADDR")
     return f"[{host}]:{MASTER_PORT}" if ":" in host else f"{host}:{MASTER_PORT}"
 
 
@@ -103,12 +97,8 @@ def store_address(these: Nodes, master: str | None, environment: Mapping[str, st
     return host or "127.0.0.1", port or str(_free_port())
 
 
-def rank_of(these: Nodes, count: int, index: int) -> int:
-    return these.rank * count + index
-
-
 def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
-    rank, world_size = rank_of(these, count, index), these.count * count
+    rank, world_size = these.rank * count + index, these.count * count
     return {
         "PCCL_MASTER": master,
         "PCCL_LAUNCH_INDEX": str(rank),
@@ -120,10 +110,6 @@ def variables(these: Nodes, count: int, index: int, master: str, store: tuple[st
         "MASTER_ADDR": store[0],
         "MASTER_PORT": store[1],
     }
-
-
-def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in TORCHRUNS}
 
 
 def _host(address: str) -> str:
@@ -144,7 +130,7 @@ def _free_port() -> int:
 class LaunchOptions:
     command: Sequence[str]
     count: int
-    nodes: Nodes = ALONE
+    nodes: Nodes = Nodes()
     master: str | None = None
     """The address of a running master; None starts one, at `listen`."""
     listen: str = "127.0.0.1:0"
@@ -266,8 +252,8 @@ class Supervisor:
             own = variables(options.nodes, options.count, index, master, store)
             environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
             if not options.sets_ranks:
-                environment = without_torchruns(environment)
-            name = f"[{rank_of(options.nodes, options.count, index)}]"
+                environment = {name: value for name, value in environment.items() if name not in TORCHRUNS}
+            name = f"[{own['PCCL_LAUNCH_INDEX']}]"
             self._scripts.append(self._start(name, options.command, environment, COLOURS[index % len(COLOURS)]))
 
     # Events

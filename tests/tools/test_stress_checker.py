@@ -38,7 +38,7 @@ class Log:
 
 def faithful() -> Log:
     """Three peers; peer 3 is killed in its third step."""
-    log = Log([(peer, Joined(1, 3)) for peer in SLOT])
+    log = Log([(peer, Joined(1)) for peer in SLOT])
     log.step(0, [1, 2, 3])
     log.step(1, [1, 2, 3])
     log.entries.append((3, Synced(100, 2, "state 2", 100, 2, 0)))
@@ -136,21 +136,21 @@ def test_peer_left_alone() -> None:
 
 def test_unexplained_eviction() -> None:
     log = faithful()
-    log.entries += [(2, SessionOver("evicted: no beat")), (2, Joined(2, 2))]
+    log.entries += [(2, SessionOver("evicted: no beat")), (2, Joined(2))]
     assert not judge(log, frozen=(2,)).problems
     assert any("but was neither frozen nor" in problem for problem in judge(log).problems)
 
 
 def test_unknown_outcome() -> None:
     for slots in ([0, 4], [0, 4, 9]):
-        log = Log([(peer, Joined(1, 3)) for peer in SLOT])
+        log = Log([(peer, Joined(1)) for peer in SLOT])
         log.step(0, [1, 2, 3])
         log.entries.append((3, Synced(100, 1, "state 1", 100, 1, 0)))
         log.step(1, [1, 2])
         for peer in (1, 2):
             outcomes = [Outcome(tag, slots, len(slots), "r", 0) for tag in range(TAGS)]
             log.change(peer, Stepped, lambda _, outcomes=outcomes: Stepped(100, 1, outcomes, True, False, 0, 0.1))  # type: ignore[misc]
-        log.entries += [(3, SessionOver("interrupted in all_reduce", is_own=True)), (3, Joined(2, 3))]
+        log.entries += [(3, SessionOver("interrupted in all_reduce", is_own=True)), (3, Joined(2))]
         log.step(2, [1, 2, 3])
         checker = judge(log)
         assert not checker.problems
@@ -162,11 +162,11 @@ def test_eviction_in_a_partition() -> None:
     checker.started(4, 1, 0)
     checker.receive(4, SessionOver("no master has taken over"), 1.0)
     assert not checker.problems, "a newcomer has no place to lose"
-    checker.receive(4, Joined(2, 4), 2.0)
+    checker.receive(4, Joined(2), 2.0)
     checker.excuse_all(3.0)
     checker.receive(4, SessionOver("evicted: silent for 5 s"), 3.0)
     assert not checker.problems
-    checker.receive(4, Joined(3, 4), 5.0)
+    checker.receive(4, Joined(3), 5.0)
     checker.receive(4, SessionOver("evicted: silent for 5 s"), 5.5)
     assert any("but was neither frozen nor cut off" in problem for problem in checker.problems)
 

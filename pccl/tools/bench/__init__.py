@@ -8,7 +8,4 @@ iterations.
 
 Bandwidths are those of nccl-tests: algorithm bandwidth is bytes / time, bus bandwidth of an all-reduce is that times
 2(W-1)/W, the share of the bytes that crosses each rank's link. Raw ring and Gloo work in place and unquantized.
-
-With `--master` this process is one peer of a run that spans several hosts. `--kill` measures the cost of a lost peer to
-the others (`local.measure_kill`).
 """

@@ -63,49 +63,41 @@ class Samples(msgspec.Struct, frozen=True):
     memory: Memory | None
 
 
-class Rank:
-    """A rank of the benchmark and the rulers that pccl is measured against."""
+def measure_case(
+    case: Case,
+    communicator: Communicator,
+    barrier: Callable[[], object],
+    rulers: Mapping[str, Ruler],
+    *,
+    shares_machine: bool,
+) -> Samples:
+    """Measure a case on this rank, next to the rulers."""
+    work = Work(case, communicator)
+    contenders = {PCCL: None, **{name: one for name, one in rulers.items() if hasattr(one, case.collective)}}
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        barrier: Callable[[], object],
-        rulers: Mapping[str, Ruler],
-        *,
-        shares_machine: bool,
-    ) -> None:
-        self._communicator = communicator
-        self._barrier = barrier
-        self._rulers = rulers
-        self._shares_machine = shares_machine
-
-    def run(self, case: Case) -> Samples:
-        communicator = self._communicator
-        work = Work(case, communicator)
-        contenders = {PCCL: None, **{name: one for name, one in self._rulers.items() if hasattr(one, case.collective)}}
-        names = list(contenders)
-        seconds: dict[str, list[float]] = {name: [] for name in names}
-        with _no_garbage_collection():
-            for iteration in range(case.warmup + case.iterations):
-                first = iteration % len(names)
-                for name in names[first:] + names[:first]:
-                    one_s = self._turn(work, contenders[name])
-                    if iteration >= case.warmup:
-                        seconds[name].append(one_s)
-        memory = watched_memory(lambda: communicator.stats, lambda: self._turn(work, None)) if case.memory else None
-        return Samples(seconds, memory)
-
-    def _turn(self, work: Work, ruler: Ruler | None) -> float:
+    def turn(ruler: Ruler | None) -> float:
         """Run pccl or a ruler once, check the result, and return the seconds that it took."""
         call, check = work.prepared(ruler)
-        self._barrier()
+        barrier()
         start_s = time.perf_counter()
         call()
         elapsed_s = time.perf_counter() - start_s
-        if self._shares_machine:
-            self._barrier()
+        if shares_machine:
+            barrier()
         check()
         return elapsed_s
+
+    with _no_garbage_collection():
+        for iteration in range(case.warmup + case.iterations):
+            first = iteration % len(names)
+            for name in names[first:] + names[:first]:
+                one_s = turn(contenders[name])
+                if iteration >= case.warmup:
+                    seconds[name].append(one_s)
+    memory = watched_memory(lambda: communicator.stats, lambda: turn(None)) if case.memory else None
+    return Samples(seconds, memory)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp
 from pccl.tools import harness
-from pccl.tools.bench.cases import Memory, Rank, Ruler
+from pccl.tools.bench.cases import Memory, Ruler, measure_case
 from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases
 from pccl.tools.bench.raw_ring import join_ring
 from pccl.tools.bench.report import KillPlan, Row, row
@@ -65,9 +65,8 @@ def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> I
                 _check_agreement(communicator, plan)
                 rulers = _join_rulers(plan, communicator, master, resources)
                 barrier = rulers[RAW_RING].barrier if is_local else communicator.barrier
-                rank = Rank(communicator, barrier, rulers, shares_machine=is_local)
                 for case in todo:
-                    samples = rank.run(case)
+                    samples = measure_case(case, communicator, barrier, rulers, shares_machine=is_local)
                     slowest_s = {name: _most(communicator, seconds) for name, seconds in samples.seconds.items()}
                     memory = None
                     if samples.memory is not None:

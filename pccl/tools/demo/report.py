@@ -39,7 +39,6 @@ class Row(msgspec.Struct, frozen=True):
     """The sum over all peers, as in `received_bytes`."""
     received_bytes: int
     seconds: float
-    """The slowest peer's time."""
     events: list[Event] = []
     agreed: bool = True
     """All peers saw the same world size."""

@@ -18,11 +18,8 @@ from typing import Literal, TypeAlias, get_args
 
 from pccl.tools.stress.plan import Doing, Interval, Plan
 
-TWICE_CHANCE = 0.15
 AIM_CHANCE = 0.5
 """The chance that a peer is hit at the beginning of a chosen activity, instead of at any moment."""
-AIM_S_MAX = 0.03
-"""The longest time from that beginning to the hit."""
 EXTINCTION_CHANCE = 0.1
 """The chance that the last peer may go too, if others may join."""
 AIMS: tuple[Doing, ...] = tuple(doing for doing in get_args(Doing) if doing not in ("starting", "resting", "leaving"))
@@ -60,13 +57,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Hit:
-    """Kill a peer or freeze it, `delay_s` after it begins `aim`, or now."""
+    """Kill a peer or freeze it, when it begins `aim`, or now."""
 
     peer: int
     freeze_s: float | None
     """None: kill it."""
     aim: Doing | None
-    delay_s: float
 
 
 @dataclass(frozen=True)
@@ -77,31 +73,8 @@ class Dismiss:
 Action: TypeAlias = Start | Hit | Dismiss
 
 
-def disturbances(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> list[Action]:
-    """Return what to do now.
-
-    Args:
-        plan: The run.
-        random: The generator.
-        running: The number of peers.
-        doomed: The number of those that are about to end.
-        targets: The undisturbed ones.
-    """
-    actions: list[Action] = []
-    targets = list(targets)
-    for _ in range(2 if random.random() < TWICE_CHANCE else 1):
-        action = _choose(plan, random, running, doomed, targets)
-        if isinstance(action, Start):
-            running += 1
-        elif action is not None:
-            doomed += isinstance(action, Dismiss) or action.freeze_s is None
-            targets.remove(action.peer)
-        if action is not None:
-            actions.append(action)
-    return actions
-
-
-def _choose(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> Action | None:
+def disturbance(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> Action | None:
+    """Return what to do now. `doomed` of the `running` peers are about to end; `targets` are undisturbed."""
     least = 2 if not plan.join else 1 if random.random() >= EXTINCTION_CHANCE else 0
     spare = max(0, running - doomed - least)
     weights = {
@@ -119,8 +92,7 @@ def _choose(plan: Plan, random: Random, running: int, doomed: int, targets: Sequ
     if what == "leave":
         return Dismiss(peer)
     freeze_s = random.uniform(plan.freeze_for.least_s, plan.freeze_for.most_s) if what == "freeze" else None
-    aim = random.choice(AIMS) if random.random() < AIM_CHANCE else None
-    return Hit(peer, freeze_s, aim, random.uniform(0, AIM_S_MAX) if aim is not None else 0.0)
+    return Hit(peer, freeze_s, random.choice(AIMS) if random.random() < AIM_CHANCE else None)
 
 
 @dataclass(frozen=True)
@@ -132,15 +104,8 @@ class Partition:
     seconds: float
 
     def __str__(self) -> str:
-        outwards = any(sender in self.island for sender, _ in self.blocked)
-        inwards = any(receiver in self.island for _, receiver in self.blocked)
-        way = "both ways" if outwards and inwards else "outwards" if outwards else "inwards"
-        others = {each for pair in self.blocked for each in pair} - self.island
-        return f"partition ({self.kind}) for {self.seconds:.2f} s: {_names(self.island)} from {_names(others)}, {way}"
-
-
-def _names(members: Collection[int]) -> str:
-    return ", ".join(f"slot {each}" if each > MASTER else f"master {MASTER - each}" for each in sorted(members))
+        blocked = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(self.blocked))
+        return f"partition ({self.kind}) for {self.seconds:.2f} s: {blocked}"
 
 
 class Partitions:

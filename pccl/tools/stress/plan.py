@@ -126,7 +126,6 @@ class Joined(msgspec.Struct, tag=True, frozen=True):
     """connect() has returned. A session lasts until the loss of the master, an eviction, or the end."""
 
     session: int
-    world_size: int
 
 
 class Synced(msgspec.Struct, tag=True, frozen=True):
@@ -194,8 +193,6 @@ class Trouble(msgspec.Struct, tag=True, frozen=True):
 
 class Left(msgspec.Struct, tag=True, frozen=True):
     """close() has returned; the process ends."""
-
-    revision: int
 
 
 Message: TypeAlias = At | Joined | Synced | SyncFailed | Stepped | Cut | SessionOver | Trouble | Left

@@ -34,7 +34,7 @@ from pccl.tools.stress.faults import (
     Partitions,
     Schedule,
     Start,
-    disturbances,
+    disturbance,
 )
 from pccl.tools.stress.network import host_of
 from pccl.tools.stress.plan import (
@@ -58,6 +58,7 @@ START_S = 10.0
 """A connecting peer may find no master this long after a kill."""
 KILL_S = 2.0
 """A newcomer may be refused this long after a kill, because it has no link to the killed peer."""
+TWICE_CHANCE = 0.15
 AIM_FOR_S = 3.0
 LOOK_S = 1.0
 STATUS_S = 2.0
@@ -133,10 +134,13 @@ class Supervisor:
         self._partitions = Partitions(plan, Random(f"{plan.seed} partitions"))
         self._blocked: dict[Child, list[int]] = {}
         self._random = Random(f"{plan.seed} faults")
-        self._disturb_at = Schedule(plan.disturb_every, self._random, now)
-        self._partition_at = Schedule(plan.partition, self._random, now)
-        self._interrupt_at = Schedule(plan.interrupts, self._random, now)
-        self._kill_master_at = Schedule(plan.kill_master, self._random, now)
+        faults = (
+            (plan.disturb_every, self._disturb_peers),
+            (plan.partition, self._begin_partition),
+            (plan.interrupts, self._interrupt),
+            (plan.kill_master, self._replace_master),
+        )
+        self._faults = [(Schedule(every, self._random, now), make) for every, make in faults]
 
     def _environment(self) -> dict[str, str]:
         faulthandler = {"PYTHONFAULTHANDLER": "1"}  # the master writes its stacks on SIGABRT
@@ -188,20 +192,10 @@ class Supervisor:
     def _disturb(self) -> None:
         end_s = time.monotonic() + 60 * self._plan.minutes
         while not self._problems and (now := time.monotonic()) < end_s:
-            peers = self._peers.values()
-            if self._disturb_at.is_due(now):
-                targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
-                doomed = sum(peer.is_doomed for peer in peers)
-                for action in disturbances(self._plan, self._random, len(peers), doomed, targets):
-                    self._act(action)
-            if self._partition_at.is_due(now):
-                self._begin_partition(now)
-            if self._interrupt_at.is_due(now):
-                self._interrupt()
-            if self._kill_master_at.is_due(now):
-                self._replace_master()
-            schedules = (self._disturb_at, self._partition_at, self._interrupt_at, self._kill_master_at)
-            self._wait(min(end_s, *(schedule.next_at for schedule in schedules)))
+            for schedule, make in self._faults:
+                if schedule.is_due(now):
+                    make()
+            self._wait(min(end_s, *(schedule.next_at for schedule, _ in self._faults)))
 
     def _come_together(self) -> None:
         """Wait until every peer takes part in an op with all others of its group."""
@@ -244,6 +238,16 @@ class Supervisor:
             self._wait(time.monotonic() + TICK_S)
 
     # Faults of peers
+
+    def _disturb_peers(self) -> None:
+        """Disturb a peer, and sometimes another one at the same moment."""
+        for _ in range(2 if self._random.random() < TWICE_CHANCE else 1):
+            peers = self._peers.values()
+            targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
+            doomed = sum(peer.is_doomed for peer in peers)
+            action = disturbance(self._plan, self._random, len(peers), doomed, targets)
+            if action is not None:
+                self._act(action)
 
     def _act(self, action: Action) -> None:
         match action:
@@ -399,8 +403,10 @@ class Supervisor:
 
     # Partitions
 
-    def _begin_partition(self, now: float) -> None:
-        partition = self._partitions.begin(now, [peer.slot for peer in self._peers.values() if not peer.is_doomed])
+    def _begin_partition(self) -> None:
+        partition = self._partitions.begin(
+            time.monotonic(), [peer.slot for peer in self._peers.values() if not peer.is_doomed]
+        )
         if partition is not None:
             self._note(str(partition))
             self._done.partitions += 1
@@ -468,7 +474,7 @@ class Supervisor:
             case At():
                 peer.at = message
                 if peer.hit is not None and peer.hit.aim == message.doing:
-                    peer.hit_at = now + peer.hit.delay_s
+                    peer.hit_at = now
                     peer.hit = replace(peer.hit, aim=None)
             case Joined():
                 peer.is_joined = True

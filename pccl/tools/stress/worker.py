@@ -285,7 +285,7 @@ class Worker:
         self._at("leaving")
         self._communicator.close()
         self._marked.check()
-        self._send(Left(self._state.shared.revision))
+        self._send(Left())
 
     def _obey(self) -> None:
         for command in harness.received(Command):
@@ -354,7 +354,7 @@ class Worker:
     def _run_session(self) -> None:
         self._at("connecting")
         self._group_call(partial(self._communicator.connect, CONNECT_ATTEMPTS), "connect")
-        self._send(Joined(self._session, self._communicator.world_size))
+        self._send(Joined(self._session))
         # A newcomer may continue where the others return from update_topology, or enter the loop at its top.
         enters_at_sync = self._random.random() < 0.5
         while not self._leave.is_set():
@@ -550,11 +550,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, worker.interrupt)
     try:
         worker.run()
-    except BrokenPromiseError as error:
-        worker.report(str(error))
-        sys.exit(1)
-    except Exception:
-        worker.report(f"an unexpected error:\n{traceback.format_exc()}")
+    except Exception as error:
+        is_found = isinstance(error, BrokenPromiseError)
+        worker.report(str(error) if is_found else f"an unexpected error:\n{traceback.format_exc()}")
         sys.exit(1)
     finally:
         # An interpreter that ends resets handled signals to their default, but not ignored ones.
