@@ -44,10 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--freeze", "stop peers with SIGSTOP, and let them go on later")
     option("--freeze-for", "duration of a freeze in seconds", **interval)
     option("--cut", "break connections between living peers")
-    help_text = (
-        "seconds between partitions, which cut some peers off from others, or from the master, in one direction or "
-        "both (Linux only; default: none)"
-    )
+    help_text = "seconds between partitions of peers and masters, in one direction or both, on Linux only"
     option("--partition", help_text, **interval)
     option("--partition-for", "duration of a partition in seconds", **interval)
     help_text = "seconds between kills of the master that leads; another is started at its address"

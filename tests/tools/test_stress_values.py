@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from pccl import ReduceOp
+from pccl.tools.stress.plan import SLOTS
 from pccl.tools.stress.values import (
     COUNT_MAX,
-    SLOTS,
     TAGS,
     Op,
     WrongResultError,

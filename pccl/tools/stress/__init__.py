@@ -9,7 +9,7 @@ of each call as JSON lines. The checker compares the reports of all peers:
 - all participants of a committed op got the verdict commit, and an aborted op left its input unchanged;
 - after a sync all peers hold the same bytes, and a peer of the last sync receives no bytes in the next;
 - calls fail only in documented ways, and none lasts longer than a bound;
-- a peer that was neither frozen nor cut off keeps its place while a majority is left for a master to continue with.
+- a peer that was not frozen keeps its place, unless there are standbys, a partition, or a master was killed just now.
 
 The seed repeats the kind and order of faults; their moments depend on the machine.
 """
