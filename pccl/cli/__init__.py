@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pccl import __version__
 from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
@@ -26,6 +27,16 @@ A new shell uses it. Run it again when pccl is updated.
 """
 
 
+class _Subparser(argparse.ArgumentParser):
+    """Rejects unknown arguments itself, so that the usage in the error is that of the subcommand."""
+
+    def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
+        namespace, unknown = super().parse_known_args(*arguments, **more)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="pccl",
@@ -33,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,  # what a launched script is given passes through this parser, too
     )
     result.add_argument("--version", action="version", version=f"pccl {__version__}")
-    subparsers = result.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = result.add_subparsers(metavar="COMMAND", required=True, parser_class=_Subparser)
     for module in (master, status, doctor, trace, launch, demo, bench, stress):
         module.add_parser(subparsers)
     completion = subparsers.add_parser(

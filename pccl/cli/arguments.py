@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
+PlanT = TypeVar("PlanT", bound=msgspec.Struct)
 
 DEFAULT_MASTER = "127.0.0.1:48148"
 
@@ -101,3 +104,29 @@ def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
         return values[name]
 
     return parse
+
+
+class PlanOptions:
+    """Adds options that are fields of a tool's plan. Each has the field's default, and its type unless one is given."""
+
+    def __init__(self, parser: argparse.ArgumentParser, plan: type[msgspec.Struct]) -> None:
+        self._parser = parser
+        self._defaults = {field.name: field.default for field in msgspec.structs.fields(plan)}
+
+    def __call__(self, name: str, help_text: str, **how: Any) -> None:
+        default = self._defaults[how.setdefault("dest", name.removeprefix("--").replace("-", "_"))]
+        if isinstance(default, bool):
+            how |= {"action": argparse.BooleanOptionalAction}
+            shown = "do" if default else "do not"
+        else:
+            if default is not None:
+                how.setdefault("type", type(default))
+            shown = f"{default:g}" if isinstance(default, float) else "none" if default is None else str(default)
+        if "(default:" not in help_text:
+            help_text = f"{help_text} (default: {shown})"
+        self._parser.add_argument(name, default=default, help=help_text, **how)
+
+
+def plan_of(arguments: argparse.Namespace, plan: type[PlanT], **more: Any) -> PlanT:
+    """Return a plan from the options that are named like its fields, and from `more`."""
+    return plan(**{name: value for name, value in vars(arguments).items() if name in plan.__struct_fields__}, **more)

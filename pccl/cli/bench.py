@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import listed, natural, one_of, positive
+from pccl.cli.arguments import listed, natural, one_of, plan_of, positive
 from pccl.tools.bench.plan import (
     ALGORITHMS,
     ALL_REDUCE,
@@ -15,11 +13,17 @@ from pccl.tools.bench.plan import (
     DTYPES,
     GLOO,
     RAW_RING,
+    Plan,
     parse_bytes,
     parse_quantization,
 )
+from pccl.tools.report import ToolError, add_output_options, check_outputs, console_for, exit_code, write_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pccl.tools.bench.report import KillReport, Row
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -65,20 +69,22 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="numbers of peers (default: 2,4)")
     collectives = listed(one_of({name: name for name in COLLECTIVES}))
     help_text = f"{', '.join(COLLECTIVES)} (default: all_reduce)"
-    option("--collective", type=collectives, default=[ALL_REDUCE], metavar="LIST", help=help_text)
+    option("--collective", dest="collectives", type=collectives, default=[ALL_REDUCE], metavar="LIST", help=help_text)
     help_text = "sizes of the arrays of a rank (default: 4KiB,1MiB,64MiB)"
     sizes = [4 << 10, 1 << 20, 64 << 20]
-    option("--sizes", type=listed(parse_bytes), default=sizes, metavar="LIST", help=help_text)
+    option("--sizes", dest="sizes_bytes", type=listed(parse_bytes), default=sizes, metavar="LIST", help=help_text)
     help_text = "numbers of concurrent tensors that a size is cut into (default: 1)"
     option("--tensors", type=listed(positive), default=[1], metavar="LIST", help=help_text)
     option("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: %(default)s)")
     help_text = "connections of each link; 0 is the library's choice (default: 0)"
     option("--connections", type=listed(natural), default=[0], metavar="LIST", help=help_text)
     help_text = "quantizations, see below; baselines stay unquantized (default: none)"
-    option("--quantize", type=listed(_quantization), default=["none"], metavar="LIST", help=help_text)
+    option(
+        "--quantize", dest="quantizations", type=listed(_quantization), default=["none"], metavar="LIST", help=help_text
+    )
     algorithms = listed(one_of({name: name for name in ALGORITHMS}))
     help_text = "auto, ring, direct; auto is the library's choice (default: auto)"
-    option("--algorithm", type=algorithms, default=["auto"], metavar="LIST", help=help_text)
+    option("--algorithm", dest="algorithms", type=algorithms, default=["auto"], metavar="LIST", help=help_text)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", default=True, help="the result replaces the input (default)")
     help_text = "the result goes into another array; baselines still work in place"
@@ -96,93 +102,61 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "timed iterations of each case (default: 20)"
     option("--iterations", type=positive, default=20, metavar="N", help=help_text)
     option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)")
-    option("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    help_text = "also draw time and bus bandwidth against size (PNG, SVG, PDF); needs matplotlib"
-    option("--plot", type=Path, metavar="FILE", help=help_text)
+    add_output_options(parser, plots="time and bus bandwidth against size")
     help_text = "instead: reduce 16 MiB with 3 peers in a loop, kill one, and print the cost to the others"
     option("--kill", action="store_true", help=help_text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pccl.tools.report import ToolError, check_folder
-
-    try:
-        if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
-            raise ToolError("with --master give one number of --peers, and not --kill")
-        if arguments.json is not None:
-            check_folder("--json", arguments.json)
-        if arguments.kill:
-            _run_kill(arguments)
-        else:
-            _run_cases(arguments)
-    except ToolError as error:
-        print(f"pccl bench: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code("pccl bench", lambda: _run(arguments))
 
 
-def _run_cases(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
+def _run(arguments: argparse.Namespace) -> bool:
+    from pccl.tools.bench.report import BenchReport, draw_plot, kill_table, print_table, rows_table, this_machine
 
-    from pccl.tools.bench.hosts import measure_as_one_peer
-    from pccl.tools.bench.local import measure
-    from pccl.tools.bench.plan import Plan
-    from pccl.tools.bench.report import BenchReport, draw_plot, print_table, rows_table, this_machine, write_report
-    from pccl.tools.report import check_plot
-
+    if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
+        raise ToolError("with --master give one number of --peers, and not --kill")
+    check_outputs(arguments.json, arguments.plot)
+    console = console_for(arguments.json)
+    if arguments.kill:
+        killed = _measure_kill(arguments)
+        print_table(kill_table(killed), console)
+        write_json(killed, arguments.json)
+        return True
     has_raw_ring = arguments.master is None or RAW_RING in arguments.against
-    plan = Plan(
-        peers=arguments.peers,
-        connections=arguments.connections,
-        sizes_bytes=arguments.sizes,
-        tensors=arguments.tensors,
-        quantizations=arguments.quantize,
-        algorithms=arguments.algorithm,
-        dtype=arguments.dtype,
-        in_place=arguments.in_place,
-        rulers=[RAW_RING] * has_raw_ring + [GLOO] * (GLOO in arguments.against),
-        memory=arguments.memory,
-        iterations=arguments.iterations,
-        warmup=arguments.warmup,
-        encrypt=arguments.encrypt,
-        collectives=arguments.collective,
-    )
-    if arguments.plot is not None:
-        check_plot(arguments.plot)
-    console = Console()
-    rows = []
-    measured = measure(plan) if arguments.master is None else measure_as_one_peer(plan, arguments.master)
-    # The master runs in this process: a spinner at the usual rate would be measured too.
-    with console.status("measuring", refresh_per_second=1) as status:
-        for row in measured:
-            rows.append(row)
-            status.update(f"measuring: {len(rows)} of {plan.rows} cases")
+    plan = plan_of(arguments, Plan, rulers=[RAW_RING] * has_raw_ring + [GLOO] * (GLOO in arguments.against))
+    rows = _measure(plan, arguments.master, console)
     print_table(rows_table(plan, rows), console)
-    if arguments.json is not None:
-        write_report(arguments.json, BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows))
+    write_json(BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows), arguments.json)
     if arguments.plot is not None:
         draw_plot(plan, rows, arguments.plot)
+    return True
 
 
-def _run_kill(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
+def _measure(plan: Plan, master: str | None, console: Console) -> list[Row]:
+    from pccl.tools.bench.local import measure
+    from pccl.tools.bench.peer import measure_as_one_peer
 
+    rows = []
+    # The master runs in this process: a spinner at the usual rate would be measured too.
+    with console.status("measuring", refresh_per_second=1) as status:
+        for row in measure(plan) if master is None else measure_as_one_peer(plan, master):
+            rows.append(row)
+            status.update(f"measuring: {len(rows)} of {plan.rows} cases")
+    return rows
+
+
+def _measure_kill(arguments: argparse.Namespace) -> KillReport:
     from pccl.tools.bench.local import measure_kill
-    from pccl.tools.bench.report import KillPlan, kill_table, print_table, write_report
-    from pccl.tools.report import ToolError
+    from pccl.tools.bench.report import KillPlan
 
     if len(arguments.connections) > 1:
         raise ToolError("with --kill give one number of --connections")
     if arguments.against or arguments.memory or arguments.plot is not None:
         raise ToolError("--kill does not take --against, --memory or --plot")
-    plan = KillPlan(
-        steps_before=arguments.iterations, steps_after=arguments.iterations, connections=arguments.connections[0]
-    )
-    report = measure_kill(plan)
-    print_table(kill_table(report), Console())
-    if arguments.json is not None:
-        write_report(arguments.json, report)
+    count = arguments.iterations
+    return measure_kill(KillPlan(steps_before=count, steps_after=count, connections=arguments.connections[0]))
 
 
 def _world_size(text: str) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pccl.tools.report import add_json_option, console_for, exit_code, write_json
+from pccl.cli.arguments import PlanOptions, plan_of
+from pccl.tools.demo.plan import Plan
+from pccl.tools.report import add_output_options, check_outputs, console_for, exit_code, write_json
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,80 +33,43 @@ def add_parser(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    option = parser.add_argument
-    switch = argparse.BooleanOptionalAction
-    option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
-    option("--steps", type=int, default=10, metavar="N", help="outer steps of the run (default: %(default)s)")
-    option(
-        "--inner-steps",
-        type=int,
-        default=30,
-        metavar="N",
-        help="inner steps of each peer in an outer step (default: %(default)s)",
-    )
-    option("--seed", type=int, default=0, metavar="S", help="seed of everything that is random (default: %(default)s)")
-    option("--kill", action=switch, default=True, help="kill the last peer after a third of the steps (default: do)")
-    option(
-        "--join", action=switch, default=True, help="let a new peer join after two thirds of the steps (default: do)"
-    )
-    option(
-        "--quantize",
-        choices=("none", "min-max", "zero-point"),
-        default="none",
-        help="send the all-reduces as 8-bit integers (default: %(default)s)",
-    )
-    option(
-        "--connections", type=int, default=2, metavar="N", help="connections between two peers (default: %(default)s)"
-    )
-    option(
-        "--context", type=int, default=12, metavar="N", help="bytes of text that the model sees (default: %(default)s)"
-    )
-    option(
-        "--hidden", type=int, default=256, metavar="N", help="width of the model's hidden layers (default: %(default)s)"
-    )
-    option(
-        "--step-timeout",
-        dest="step_timeout_s",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="give up if no step ends for this long (default: %(default)g)",
-    )
-    option(
-        "--http",
-        nargs="?",
-        const="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help="show the run to browsers there while it goes on (default: not; without HOST:PORT at a free port)",
-    )
-    option("--plot", metavar="FILE", help="draw the loss against steps and bytes to a file such as curve.png")
-    add_json_option(parser)
+    option = PlanOptions(parser, Plan)
+    option("--peers", "peers at the start", metavar="N")
+    option("--steps", "outer steps of the run", metavar="N")
+    option("--inner-steps", "inner steps of each peer in an outer step", metavar="N")
+    option("--seed", "seed of everything that is random", metavar="S")
+    option("--kill", "kill the last peer after a third of the steps")
+    option("--join", "let a new peer join after two thirds of the steps")
+    option("--quantize", "send the all-reduces as 8-bit integers", choices=("none", "min-max", "zero-point"))
+    option("--connections", "connections between two peers", metavar="N")
+    option("--context", "bytes of text that the model sees", metavar="N")
+    option("--hidden", "width of the model's hidden layers", metavar="N")
+    option("--step-timeout", "give up if no step ends for this long", dest="step_timeout_s", metavar="SECONDS")
+    help_text = "show the run to browsers there while it goes on (default: not; without HOST:PORT at a free port)"
+    parser.add_argument("--http", nargs="?", const="127.0.0.1:0", metavar="HOST:PORT", help=help_text)
+    add_output_options(parser, plots="the loss against steps and bytes")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pathlib import Path
+    from contextlib import closing
 
-    from pccl.tools.demo.plan import Plan
-    from pccl.tools.demo.report import Display, Report, draw_plot, to_json
+    from pccl.tools.demo.report import Display, draw_plot
     from pccl.tools.demo.supervisor import Supervisor
-    from pccl.tools.report import check_plot
 
-    plan = Plan(**{name: value for name, value in vars(arguments).items() if name in Plan.__struct_fields__})
-
-    def run_demo() -> Report:
+    def run_demo() -> bool:
+        plan = plan_of(arguments, Plan)
         plan.check()
-        if arguments.plot:
-            check_plot(Path(arguments.plot))
+        check_outputs(arguments.json, arguments.plot)
         with (
-            Display(console_for(arguments.json), plan) as display,
-            Supervisor(plan, display, arguments.http) as supervisor,
+            closing(Display(console_for(arguments.json), plan)) as display,
+            closing(Supervisor(plan, display)) as supervisor,
         ):
-            report = supervisor.run()
+            report = supervisor.run(arguments.http)
         display.verdict(report)
-        write_json(to_json(report), arguments.json)
-        if arguments.plot:
-            draw_plot(report, Path(arguments.plot))
-        return report
+        write_json(report, arguments.json)
+        if arguments.plot is not None:
+            draw_plot(report, arguments.plot)
+        return report.passed
 
     return exit_code("pccl demo", run_demo)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import add_master, add_token_file, token_of
-from pccl.cli.output import show
+from pccl.cli.output import failed, show
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -45,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         token = token_of(arguments)
         found = examine(arguments.address, token=token, listen=arguments.listen, advertise=arguments.advertise)
     except (PCCLError, ValueError, OSError) as error:
-        print(f"pccl doctor: {getattr(error, 'message', error)}", file=sys.stderr)
-        return 1
+        return failed("pccl doctor", getattr(error, "message", error))
     has_failed = any(check.verdict == "failed" for check in found)
     if arguments.json:
         show(json.dumps({"healthy": not has_failed, "checks": [dataclasses.asdict(check) for check in found]}))

@@ -90,12 +90,13 @@ def script_of(arguments: argparse.Namespace) -> list[str]:
 def run(arguments: argparse.Namespace) -> int:
     import os
 
-    from pccl.tools.launch import LaunchOptions, NodesError, launch, masters_address, nodes
+    from pccl.tools.launch import LaunchOptions, launch, masters_address, nodes
+    from pccl.tools.report import PlanError
 
     try:
         these = nodes(arguments.nnodes, arguments.node_rank, os.environ)
         master = masters_address(these, arguments.master, os.environ)
-    except NodesError as error:
+    except PlanError as error:
         print(f"pccl launch: {error}", file=sys.stderr)
         return 2
     http = arguments.http_at or (HTTP if arguments.http else None)

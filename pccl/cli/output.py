@@ -15,6 +15,12 @@ class OutputError(Exception):
     """Standard output cannot be written; the text has the reason."""
 
 
+def failed(command: str, why: object) -> int:
+    """Print why a command has failed, and return its exit code."""
+    print(f"{command}: {why}", file=sys.stderr)
+    return 1
+
+
 def show(text: str, end: str = "\n") -> None:
     """Print at once. BrokenPipeError or OutputError."""
     if sys.stdout is None:

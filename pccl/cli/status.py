@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, interval, natural, token_of
-from pccl.cli.output import OutputError, show
+from pccl.cli.output import OutputError, failed, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,15 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.status import run_status
 
     if (arguments.peers or arguments.peer) and not arguments.check:
-        return _failed("--peers and --peer need --check")
+        return failed("pccl status", "--peers and --peer need --check")
     if arguments.check and arguments.watch is not None:
-        return _failed("--check cannot be used with --watch")
+        return failed("pccl status", "--check cannot be used with --watch")
     if sys.stdout is None and not arguments.check:
         raise OutputError("it is closed")
     try:
         token = token_of(arguments)
     except (ValueError, OSError) as error:
-        return _failed(error)
+        return failed("pccl status", error)
 
     def ask() -> RunStatus:
         return run_status(arguments.address, token=token, timeout=arguments.timeout)
@@ -70,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
             _watch(ask, arguments.watch, arguments.json)
         status = ask()
     except PCCLError as error:
-        return _failed(error.message)
+        return failed("pccl status", error.message)
     if arguments.check:
         lack = _lack(status, arguments.peers, arguments.peer)
-        return 0 if lack is None else _failed(lack)
+        return 0 if lack is None else failed("pccl status", lack)
     if arguments.json:
         _print_json(status)
     else:
@@ -91,11 +91,6 @@ def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
     if peer is not None and not any(name == peer or name.rpartition(":")[0] == peer for name in names):
         return f"no peer {peer} is in the run"
     return None
-
-
-def _failed(why: object) -> int:
-    print(f"pccl status: {why}", file=sys.stderr)
-    return 1
 
 
 def _print_json(status: RunStatus) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pccl.tools.report import add_json_option, console_for, exit_code, write_json
+from pccl.cli.arguments import PlanOptions, plan_of
+from pccl.tools.report import PlanError, add_output_options, check_outputs, console_for, exit_code, write_json
+from pccl.tools.stress.plan import Interval, Plan, parse_interval
 
 if TYPE_CHECKING:
-    from pccl.tools.stress.plan import Interval
-
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DESCRIPTION = """\
@@ -30,102 +30,46 @@ def add_parser(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    option = parser.add_argument
-    switch = argparse.BooleanOptionalAction
-    option("--minutes", type=float, default=2.0, metavar="M", help="length of the run (default: %(default)g)")
-    option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
-    option("--peers-max", type=int, default=8, metavar="N", help="most peers at any time (default: %(default)s)")
-    option("--groups", type=int, default=1, metavar="N", help="peer groups (default: %(default)s)")
-    option(
-        "--kill-every",
-        dest="disturb_every",
-        type=_interval,
-        default="0.5..3",
-        metavar="A..B",
-        help="seconds between two disturbances, of whatever kind (default: %(default)s)",
+    option = PlanOptions(parser, Plan)
+    option("--minutes", "length of the run", metavar="M")
+    option("--peers", "peers at the start", metavar="N")
+    option("--peers-max", "most peers at any time", metavar="N")
+    option("--groups", "peer groups", metavar="N")
+    interval = {"type": _interval, "metavar": "A..B"}
+    help_text = "seconds between two disturbances, of whatever kind"
+    option("--kill-every", help_text, dest="disturb_every", **interval)
+    option("--kill", "kill peers with SIGKILL")
+    option("--join", "let new peers join")
+    option("--leave", "let peers leave")
+    option("--freeze", "stop peers with SIGSTOP, and let them go on later")
+    option("--freeze-for", "duration of a freeze in seconds", **interval)
+    option("--cut", "break connections between living peers")
+    help_text = "seconds between partitions of peers and masters, in one direction or both, on Linux only"
+    option("--partition", help_text, **interval)
+    option("--partition-for", "duration of a partition in seconds", **interval)
+    help_text = "seconds between kills of the master that leads; another is started at its address"
+    option("--kill-master-every", help_text, dest="kill_master", **interval)
+    option("--standbys", "standby masters, at addresses that all peers know too", metavar="N")
+    help_text = "masters record their run on disk (default: if they are killed and have no standby)"
+    option("--state", help_text, action=argparse.BooleanOptionalAction)
+    option("--timeouts", "give some ops up after a moment")
+    help_text = "threads of each peer that take turns on a few tags, with all_reduce and all_reduce_async mixed"
+    option("--threads", help_text, metavar="N")
+    help_text = (
+        "seconds between interrupts: a peer is sent SIGINT in the middle of a call, its buffers must be as they were "
+        "before, and it goes on"
     )
-    option("--kill", action=switch, default=True, help="kill peers with SIGKILL (default: do)")
-    option("--join", action=switch, default=True, help="let new peers join (default: do)")
-    option("--leave", action=switch, default=True, help="let peers leave (default: do)")
-    option(
-        "--freeze", action=switch, default=True, help="stop peers with SIGSTOP, and let them go on later (default: do)"
-    )
-    option(
-        "--freeze-for",
-        type=_interval,
-        default="0.1..10",
-        metavar="A..B",
-        help="duration of a freeze in seconds (default: %(default)s)",
-    )
-    option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
-    option(
-        "--partition",
-        type=_interval,
-        metavar="A..B",
-        help="seconds between partitions, which cut some peers off from others, or from the master, in one direction "
-        "or both (Linux only; default: none)",
-    )
-    option(
-        "--partition-for",
-        type=_interval,
-        default="0.1..12",
-        metavar="A..B",
-        help="duration of a partition in seconds (default: %(default)s)",
-    )
-    option(
-        "--kill-master-every",
-        dest="kill_master",
-        type=_interval,
-        metavar="A..B",
-        help="seconds between kills of the master that leads; another is started at its address (default: none)",
-    )
-    option(
-        "--standbys",
-        type=int,
-        default=0,
-        metavar="N",
-        help="standby masters, at addresses that all peers know too (default: %(default)s)",
-    )
-    option(
-        "--state",
-        action=switch,
-        default=None,
-        help="masters record their run on disk (pccl master --state; default: if they are killed and have no standby)",
-    )
-    option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
-    option(
-        "--threads",
-        type=int,
-        default=0,
-        metavar="N",
-        help="threads of each peer that take turns on a few tags, with all_reduce and all_reduce_async mixed (default: "
-        "none)",
-    )
-    option(
-        "--interrupts",
-        type=_interval,
-        metavar="A..B",
-        help="seconds between interrupts: a peer is sent SIGINT in the middle of a call, its buffers must be as they "
-        "were before, and it goes on (default: none)",
-    )
-    option("--token", action=switch, default=False, help="give the run a token (default: do not)")
-    option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
-    option(
-        "--hang",
-        dest="hang_s",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="fail if a call takes longer (default: %(default)g)",
-    )
-    option("--seed", type=int, metavar="S", help="seed of everything that is random (default: a new one)")
-    add_json_option(parser)
+    option("--interrupts", help_text, **interval)
+    option("--token", "give the run a token")
+    option("--encrypt", "encrypt between peers, with a token")
+    option("--hang", "fail if a call takes longer", dest="hang_s", metavar="SECONDS")
+    help_text = "seed of everything that is random (default: a new one)"
+    parser.add_argument("--seed", type=int, metavar="S", help=help_text)
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def _interval(text: str) -> Interval:
-    from pccl.tools.stress.plan import parse_interval
-
     try:
         return parse_interval(text)
     except ValueError as error:
@@ -134,25 +78,28 @@ def _interval(text: str) -> Interval:
 
 def run(arguments: argparse.Namespace) -> int:
     import secrets
+    from contextlib import closing
 
-    from pccl.tools.report import PlanError
     from pccl.tools.stress.network import unavailable
-    from pccl.tools.stress.plan import Plan
-    from pccl.tools.stress.report import Display, Report, to_json
+    from pccl.tools.stress.report import Display
     from pccl.tools.stress.supervisor import Supervisor
 
     if arguments.seed is None:
         arguments.seed = secrets.randbelow(1 << 31)
-    plan = Plan(**{name: value for name, value in vars(arguments).items() if name in Plan.__struct_fields__})
 
-    def run_stress() -> Report:
+    def run_stress() -> bool:
+        plan = plan_of(arguments, Plan)
         plan.check()
+        check_outputs(arguments.json)
         if plan.partition is not None and (reason := unavailable()):
             raise PlanError(f"--partition {reason}")
-        with Display(console_for(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
+        with (
+            closing(Display(console_for(arguments.json), plan)) as display,
+            closing(Supervisor(plan, display)) as supervisor,
+        ):
             report = supervisor.run()
         display.verdict(report)
-        write_json(to_json(report), arguments.json)
-        return report
+        write_json(report, arguments.json)
+        return report.passed
 
     return exit_code("pccl stress", run_stress)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
-from pccl.cli.output import show
+from pccl.cli.output import failed, show
 
 if TYPE_CHECKING:
     from pccl.flight_recorder import Trace
@@ -50,22 +50,22 @@ def run(arguments: argparse.Namespace) -> int:
     try:  # before the request, so that the recordings are not lost if this fails
         file: AbstractContextManager[Replacement | None] = nullcontext() if is_stdout else Replacement(output)
     except OSError as error:
-        return _failed(f"{output or '-o'} cannot be written: {error.strerror}")
+        return failed("pccl trace", f"{output or '-o'} cannot be written: {error.strerror}")
     with file as new:
         try:
             trace = _trace(arguments)
             drawing = timeline.encode(trace)
         except PCCLError as error:
-            return _failed(error.message)
+            return failed("pccl trace", error.message)
         except (RecordingError, OSError, ValueError) as error:
-            return _failed(error)
+            return failed("pccl trace", error)
         if new is None:
             show(drawing.decode(), end="")
         else:
             try:
                 new.write(drawing)
             except OSError as error:
-                return _failed(f"{output} cannot be written: {error.strerror}")
+                return failed("pccl trace", f"{output} cannot be written: {error.strerror}")
     _summarize(trace, "the trace" if is_stdout else output, sys.stderr if is_stdout else sys.stdout)
     return 0 if any(peer.recording is not None for peer in trace.peers) else 1
 
@@ -101,8 +101,3 @@ def _summarize(trace: Trace, what: str, stream: TextIO) -> None:
 def _printable(text: str) -> str:
     """Return text from another process without control characters."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
-def _failed(why: object) -> int:
-    print(f"pccl trace: {why}", file=sys.stderr)
-    return 1

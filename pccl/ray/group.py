@@ -7,15 +7,33 @@ from 0 to `world_size` - 1.
 Every collective succeeds on all actors that stay, or fails on all of them with RANK_CONNECTION_LOST and unchanged
 arrays. The next one continues among the actors that are left. An actor that Ray has restarted makes the same call as at
 first; the others let it in by `admit`. Arrays that are not contiguous are copied to contiguous ones, and back.
+
+The rendezvous goes through Ray's key-value store:
+
+1. Rank 0 starts a master in its process and writes its address and a token under the group's name. Rank 1 starts a
+   standby and adds its address, so the group outlives the actor with the master.
+2. Rank 0 connects once both addresses are there, which begins the run, and notes it in the store. Then the others
+   connect, and connected ones admit them.
+3. A record may be of an earlier group of that name, with masters that do not answer. Rank 0 then writes a new record;
+   the others read again.
+4. If a master answers and leads members, the group is alive: a restarted actor joins it as a newcomer and waits until
+   the members call `admit`.
+5. Members exchange their ranks by an all_gather at the beginning and after each admission.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import ray
+from ray.experimental import internal_kv
 from ray.util import collective
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import (
@@ -30,8 +48,8 @@ from ray.util.collective.types import (
 )
 from ray.util.collective.types import ReduceOp as RayReduceOp
 
-from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl.ray.rendezvous import Rendezvous
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl.status import run_status
 
 OPS = {
     RayReduceOp.SUM: ReduceOp.SUM,
@@ -41,6 +59,134 @@ OPS = {
 }
 RANKS_TAG = 2**62
 """The tag of the exchange of ranks, which no collective of a group uses."""
+TIMEOUT_S = 180.0
+"""The time for all actors of a group to connect; Ray may have to start them first."""
+POLL_S = 0.05
+ANSWER_S = 2.0
+"""The time for a living master to answer."""
+LEAVE_S = 5.0
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Record:
+    masters: list[str]
+    token: str
+    is_founded: bool = False
+    is_complete: bool = False
+    """All actors have been in the run: a newcomer was restarted."""
+
+    @property
+    def address(self) -> str:
+        return ",".join(self.masters)
+
+    def leads(self) -> int | None:
+        """Return the number of members, or None if no master answers."""
+        try:
+            status = run_status(self.address, token=self.token, timeout=ANSWER_S)
+        except PCCLError:
+            return None
+        return len(status.members)
+
+
+class Rendezvous:
+    """An actor's communicator in a group, and its master if it hosts one."""
+
+    def __init__(self, name: str, rank: int, world_size: int) -> None:
+        """Return when the actor is in the group, or raise PCCLError: TIMEOUT, or as `Communicator.connect`."""
+        self._name = name
+        self._rank = rank
+        self._world_size = world_size
+        self._deadline_s = time.monotonic() + TIMEOUT_S
+        self._master: MasterNode | None = None
+        try:
+            record = self._found() if rank == 0 else self._awaited()
+            self.token = record.token
+            self.communicator = Communicator(
+                record.address, token=record.token, place=rank, name=f"rank {rank} of {name}"
+            )
+            self.communicator.connect(ATTEMPTS, timeout=self._left_s)
+            if not record.is_complete:
+                self._gather(record)
+        except BaseException:
+            self._stop_master()
+            raise
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    def _gather(self, record: Record) -> None:
+        if self._rank == 0:
+            self._write(replace(record, is_founded=True))
+        size = self.communicator.wait_for_peers(self._world_size, timeout=self._left_s)
+        if size < self._world_size:
+            text = f"group {self._name!r} continues with {size} of its {self._world_size} actors"
+            raise PCCLError(Result.INVALID_USAGE, "init_collective_group", text)
+        if self._rank == 0:
+            self._write(replace(record, is_founded=True, is_complete=True))
+
+    def leave(self) -> None:
+        """Leave the group, and delete its record if this actor had the master."""
+        with suppress(PCCLError):
+            self.communicator.close(timeout=LEAVE_S)
+        record = self._read()
+        if self._rank == 0 and record is not None and record.token == self.token:
+            internal_kv._internal_kv_del(self._key)
+        self._stop_master()
+
+    def _found(self) -> Record:
+        """Return the record of a living group, or of a new one once its standby is there."""
+        record = self._read()
+        if record is not None and record.leads():
+            return record
+        token = secrets.token_urlsafe(32)
+        self._write(Record([self._serve(token)], token))
+        while (record := self._read()) is None or len(record.masters) < 2 or record.token != token:
+            self._pause("rank 1 is missing")
+        return record
+
+    def _awaited(self) -> Record:
+        """Return the record of a group with a master that answers."""
+        while True:
+            record = self._read()
+            if record is None or record.leads() is None:
+                self._pause("rank 0 is missing")
+            elif record.is_founded:
+                return record
+            elif self._rank == 1 and self._master is None and len(record.masters) == 1:
+                self._write(replace(record, masters=[*record.masters, self._serve(record.token, record.address)]))
+            else:
+                self._pause("rank 0 has not begun the run")
+
+    def _serve(self, token: str, standby_of: str = "") -> str:
+        host = ray.util.get_node_ip_address()
+        listen = f"[{host}]:0" if ":" in host else f"{host}:0"
+        self._master = MasterNode(listen, token=token, standby_of=standby_of, daemon=True)
+        self._master.run()
+        return self._master.address
+
+    def _stop_master(self) -> None:
+        if self._master is not None:
+            self._master.interrupt()
+            self._master = None
+
+    def _pause(self, what: str) -> None:
+        if time.monotonic() > self._deadline_s:
+            text = f"rank {self._rank} of group {self._name!r} has waited for {TIMEOUT_S:g} s: {what}"
+            raise PCCLError(Result.TIMEOUT, "init_collective_group", text)
+        time.sleep(POLL_S)
+
+    @property
+    def _key(self) -> str:
+        return f"pccl/collective/{self._name}"
+
+    def _read(self) -> Record | None:
+        found: Any = internal_kv._internal_kv_get(self._key)
+        return None if found is None else Record(**json.loads(found))
+
+    def _write(self, record: Record) -> None:
+        internal_kv._internal_kv_put(self._key, json.dumps(asdict(record)))
 
 
 def admit(group_name: str = "default") -> int:
@@ -71,7 +217,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
         super().__init__(world_size, rank, group_name)
         self._rendezvous: Rendezvous | None = None
         self._made_as: dict[int, int] = {}
-        """Ray's rank of each peer."""
         if world_size > 1:
             self._rendezvous = Rendezvous(group_name, rank, world_size)
             self._learn_ranks(self._rendezvous.communicator)
@@ -100,7 +245,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._rendezvous.leave()
 
     def admit(self) -> int:
-        """Admit waiting actors and return the world size."""
         if self._rendezvous is None:
             return 1
         communicator = self._rendezvous.communicator
@@ -203,7 +347,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             return
 
     def _by_rank(self, peers: tuple[int, ...]) -> list[int]:
-        """Return the peers ordered by rank."""
         return sorted(peers, key=lambda peer: (self._made_as.get(peer, self._world_size), peer))
 
     def _rank_in_pccl(self, rank: int) -> int:
@@ -255,7 +398,6 @@ def _assign(target: Any, source: Any) -> None:
 
 
 def _joined(arrays: list[Any]) -> Any:
-    """Return the concatenated elements of all arrays."""
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate([array.reshape(-1) for array in arrays])
     joined = arrays[0].new_empty(sum(array.numel() for array in arrays))

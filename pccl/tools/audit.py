@@ -90,13 +90,10 @@ class _Drawn:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        parts = [np.arange(begin, end, dtype=np.int64) for begin, end in self.ranges]
-        return np.concatenate([np.empty(0, np.int64), *parts])
+        return _positions(self.ranges)
 
 
 class _Logs:
-    """The content of all files."""
-
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.streams: set[tuple[int, int, bool]] = set()
         self.drawn: dict[tuple[str, int], _Drawn] = defaultdict(_Drawn)
@@ -131,30 +128,16 @@ class _Logs:
             self.streams.add((stream["dataset_size"], stream["seed"], stream["shuffle"]))
 
 
+def _positions(ranges: Iterable[Range]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(begin, end) for begin, end in ranges)])
+
+
 def _ranges(found: Any) -> list[Range]:
     return [(int(begin), int(end)) for begin, end in found]
 
 
-def _merged(ranges: Sequence[Range]) -> list[Range]:
-    """Return ranges in ascending order, with adjacent ones as one."""
-    done: list[Range] = []
-    for begin, end in sorted(ranges):
-        if done and begin == done[-1][1]:
-            begin = done.pop()[0]
-        done.append((begin, end))
-    return done
-
-
 def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
-    """Audit all logs of a run.
-
-    Args:
-        paths: The files of all peers.
-
-    Raises:
-        AuditError: They cannot be read, or are not of one data stream.
-        OSError: A file cannot be opened.
-    """
+    """Audit the logs of all peers of a run. AuditError or OSError."""
     logs = _Logs(paths)
     ((size, seed, shuffle),) = logs.streams
     found = Audit(dataset_size=size)
@@ -206,12 +189,13 @@ def _chain(logs: _Logs, problems: list[str]) -> list[_Step]:
 def _differences(
     peer: str, ranges: Sequence[Range], drawn: _Drawn, size: int, seed: int, shuffle: bool
 ) -> Iterator[str]:
+    positions = drawn.positions
     if not drawn.ranges:
         yield f"{peer} took part, but no log has its draws; is its log missing?"
-    elif _merged(drawn.ranges) != _merged(ranges):
-        yield f"{peer} has drawn positions {_merged(drawn.ranges)}, but the others have noted {_merged(ranges)}"
-    elif drawn.samples != indices_at(drawn.positions, size, seed, shuffle).tolist():
-        yield f"{peer} has drawn other samples than the seed puts at positions {_merged(drawn.ranges)}"
+    elif not np.array_equal(np.sort(positions), np.sort(_positions(ranges))):
+        yield f"{peer} has drawn positions {drawn.ranges}, but the others have noted {ranges}"
+    elif drawn.samples != indices_at(positions, size, seed, shuffle).tolist():
+        yield f"{peer} has drawn other samples than the seed puts at positions {drawn.ranges}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """Child processes that exchange JSON lines with their supervisor and never outlive it.
 
-A `Processes` object owns a guard process and one event queue. A thread per child puts each line of its output into the
-queue, then its return code. The supervisor sleeps on the queue, so it needs no locks. A child's standard error goes to
+A `Processes` object owns a guard process and one event queue. Threads put each line of a child's output into the queue,
+then its return code. The supervisor sleeps on the queue, so it needs no locks. A child's standard error goes to
 a file; its end explains an unexpected exit.
 
 The guard leads the process group that all children are started in. It reads a pipe whose other end only the supervisor
@@ -18,15 +18,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, TypeAlias
 
 import msgspec
 
-MASTER_READY = b"pccl master listening on "
-MASTER_SHOWS = b"pccl master shows the run at "
+_MASTER_READY = b"pccl master listening on "
+_MASTER_SHOWS = b"pccl master shows the run at "
 STDERR_BYTES_SHOWN = 6000
+DRAIN_TIMEOUT_S = 1.0
+"""The longest wait for the last output of a process that has ended: a grandchild may hold its pipe open."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For several processes on few cores: threads of one array operation would only compete."""
 
@@ -42,20 +45,8 @@ os.killpg(0, signal.SIGKILL)
 """
 
 
-class Closing:
-    """A context manager that calls `close`."""
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Guard(Closing):
-    """A guard process. Start children with `subprocess.Popen(..., process_group=guard.group)`."""
+class Guard:
+    """A guard process, as a context manager. Start children with `subprocess.Popen(..., process_group=guard.group)`."""
 
     def __init__(self) -> None:
         # -I -S: independent of the environment and the working directory, and quick to start.
@@ -73,42 +64,66 @@ class Guard(Closing):
         self._process.stdin.close()
         self._process.wait()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class Child:
-    """One process of a guard's group."""
-
     def __init__(
         self,
         name: str,
         command: Sequence[str],
         *,
         guard: Guard,
-        events: queue.SimpleQueue[Event],
+        events: queue.SimpleQueue[Any],
         environment: Mapping[str, str],
         log: Path | None = None,
+        stdout: Copy | None = None,
+        stderr: Copy | None = None,
     ) -> None:
-        """Start the process. Standard error goes to the file `log`, or to a temporary file."""
+        """Start the process. Lines of standard output become events; standard error goes to `log` or a temporary file.
+
+        `stdout` and `stderr` instead read a stream to its end, each on a thread.
+        """
         self.name = name
-        self.log = log
         self._events = events
-        self._errors: IO[bytes] = log.open("w+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors: IO[bytes] | None = None
+        if stderr is None:
+            self._errors = log.open("w+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
         self.popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=self._errors or subprocess.PIPE,
             env=environment,
             process_group=guard.group,
         )
-        self._reader = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
-        self._reader.start()
+        self._readers: list[threading.Thread] = []
+        for source, copy in ((self.popen.stdout, stdout or self._put_lines), (self.popen.stderr, stderr)):
+            if copy is not None:
+                self._readers.append(threading.Thread(target=copy, args=(source,), daemon=True))
+                self._readers[-1].start()
+        self._waiter = threading.Thread(target=self._wait, name=f"waits for {name}", daemon=True)
+        self._waiter.start()
 
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
+    def _put_lines(self, source: IO[bytes]) -> None:
+        for line in source:
             if line.endswith(b"\n"):  # not the rest of a child killed in the middle of a line
                 self._events.put((self, line))
-        self._events.put((self, self.popen.wait()))
+
+    def _wait(self) -> None:
+        returncode = self.popen.wait()
+        self.drain()
+        self._events.put((self, returncode))
+
+    def drain(self) -> None:
+        """Wait for the output of a process that has ended, DRAIN_TIMEOUT_S at most."""
+        deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+        for reader in self._readers:
+            reader.join(max(0.0, deadline_s - time.monotonic()))
 
     def send(self, message: Any) -> None:
         """Write a message to standard input. Ignored if the process has ended: its return code is in the queue."""
@@ -125,6 +140,7 @@ class Child:
 
     def last_errors(self) -> str:
         """Return the end of standard error. Not after `close`."""
+        assert self._errors is not None
         size_bytes = os.fstat(self._errors.fileno()).st_size
         start = max(0, size_bytes - STDERR_BYTES_SHOWN)
         # pread: the child writes at the file offset that both processes share.
@@ -132,19 +148,21 @@ class Child:
 
     def close(self) -> None:
         """Close the pipes of a process that has ended or was killed."""
-        self._reader.join()
+        self._waiter.join()
         self.close_input()
         assert self.popen.stdout is not None
         self.popen.stdout.close()
-        self._errors.close()
+        if self._errors is not None:
+            self._errors.close()
 
 
+Copy: TypeAlias = Callable[[IO[bytes]], None]
 Event: TypeAlias = tuple[Child, bytes | int]
 """A child with a line of its output, or with its return code, which is its last event."""
 
 
-class Processes(Closing):
-    """Children with one guard and one event queue."""
+class Processes:
+    """Children with one guard and one event queue, as a context manager."""
 
     def __init__(self, environment: Mapping[str, str], logs: Path | None = None) -> None:
         """`environment` extends that of this process; `logs` is the folder for standard error."""
@@ -155,7 +173,6 @@ class Processes(Closing):
         self._children: set[Child] = set()
 
     def start(self, name: str, module: str, *arguments: str) -> Child:
-        """Start `python -m module arguments`."""
         log = self._logs / f"{name.replace(' ', '-')}.log" if self._logs is not None else None
         command = module_command(module, *arguments)
         child = Child(name, command, guard=self._guard, events=self._events, environment=self._environment, log=log)
@@ -176,16 +193,20 @@ class Processes(Closing):
             yield event
 
     def reap(self, child: Child) -> None:
-        """Close a child that has ended."""
         child.close()
         self._children.discard(child)
 
     def close(self) -> None:
-        """Kill and close all children."""
         self._guard.close()
         for child in self._children:
             child.close()
         self._children.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -205,6 +226,15 @@ def local_environment() -> dict[str, str]:
     It keeps the token, and drops TLS (such a master has no certificate) and fixed listening addresses.
     """
     return {**os.environ, "PCCL_TLS_CA": "", "PCCL_LISTEN": "", "PCCL_ADVERTISE": ""}
+
+
+def master_line(line: bytes) -> tuple[str, str]:
+    """Return the address of a master and the URL of its page, each empty if the line of its output is about another."""
+    address, page = (
+        line.removeprefix(prefix).decode().strip() if line.startswith(prefix) else ""
+        for prefix in (_MASTER_READY, _MASTER_SHOWS)
+    )
+    return address, page
 
 
 def decoded(line: bytes, kind: Any) -> Any:

@@ -1,9 +1,8 @@
 """`pccl launch`: a master and N copies of a script, as one command.
 
-The main thread decides, and sleeps on one queue: signal handlers, a thread per process (its exit and the end of its
-output) and the reader of the master's address put events there. Threads copy the output, so a full terminal does not
-delay the reaction to a signal. All processes are in the group of a `Guard`, which keeps a terminal's Ctrl-C from them:
-they receive it once, from here.
+The main thread decides, and sleeps on one queue: signal handlers and the threads of each `Child` put events there.
+Threads copy the output, so a full terminal does not delay the reaction to a signal. All processes are in the group of a
+`Guard`, which keeps a terminal's Ctrl-C from them: they receive it once, from here.
 """
 
 from __future__ import annotations
@@ -13,21 +12,19 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import IO
 
-from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, Guard, local_environment, module_command
+from pccl.tools.harness import Child, Copy, Event, Guard, local_environment, master_line, module_command
+from pccl.tools.report import PlanError
 
 LINE_CHARACTERS_MAX = 1 << 20
-DRAIN_TIMEOUT_S = 1.0
-"""The longest wait for the last output of a dead script, whose pipe a grandchild may hold open."""
-SLOW_START_S = 5.0
 SIGNAL_POLL_S = 1.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 COLOURS = (32, 33, 34, 35, 36, 31)
@@ -50,43 +47,36 @@ class Nodes:
     rank: int = 0
 
 
-ALONE = Nodes()
-
-
-class NodesError(ValueError):
-    """The options and the environment do not give this node's number, or the master's address."""
-
-
 def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -> Nodes:
     """Return the nodes by `--nnodes` and `--node-rank`, else by NNODES and NODE_RANK in the environment.
 
     Schedulers such as Kubeflow's PyTorchJob start a launcher per node with RANK and WORLD_SIZE of the nodes: these
-    count where WORLD_SIZE is the number of nodes. Raises NodesError.
+    count where WORLD_SIZE is the number of nodes. Raises PlanError.
     """
     count = count if count is not None else _number("NNODES", environment, 1)
     if count < 1:
-        raise NodesError(f"{count} nodes: there must be at least one")
+        raise PlanError(f"{count} nodes: there must be at least one")
     if rank is None and count > 1:
         is_per_node = environment.get("WORLD_SIZE", "") == str(count)
         rank = _number("RANK" if is_per_node and "NODE_RANK" not in environment else "NODE_RANK", environment, None)
     rank = rank or 0
     if not 0 <= rank < count:
-        raise NodesError(f"node rank {rank}: must be from 0 to {count - 1} of {count} nodes")
+        raise PlanError(f"node rank {rank}: must be from 0 to {count - 1} of {count} nodes")
     return Nodes(count, rank)
 
 
 def _number(name: str, environment: Mapping[str, str], default: int | None) -> int:
     text = environment.get(name, "")
     if not text and default is None:
-        raise NodesError("this node's number is unknown: give --node-rank, or set NODE_RANK")
+        raise PlanError("this node's number is unknown: give --node-rank, or set NODE_RANK")
     try:
         return int(text) if text else default or 0
     except ValueError:
-        raise NodesError(f"{name} {text!r} is not a number") from None
+        raise PlanError(f"{name} {text!r} is not a number") from None
 
 
 def masters_address(these: Nodes, given: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the address of the copies' master, or None if this node starts it. Raises NodesError.
+    """Return the address of the copies' master, or None if this node starts it. Raises PlanError.
 
     Node 0 starts the master; the others find it at MASTER_ADDR unless its address is given.
     """
@@ -94,7 +84,7 @@ def masters_address(these: Nodes, given: str | None, environment: Mapping[str, s
         return given
     host = environment.get("MASTER_ADDR", "")
     if not host:
-        raise NodesError("the address of node 0's master is unknown: give --master HOST:PORT, or set MASTER_ADDR")
+        raise PlanError("the address of node 0's master is unknown: give --master HOST:PORT, or set MASTER_ADDR")
     return f"[{host}]:{MASTER_PORT}" if ":" in host else f"{host}:{MASTER_PORT}"
 
 
@@ -107,14 +97,8 @@ def store_address(these: Nodes, master: str | None, environment: Mapping[str, st
     return host or "127.0.0.1", port or str(_free_port())
 
 
-def rank_of(these: Nodes, count: int, index: int) -> int:
-    """Return the rank of copy `index` of the `count` on this node."""
-    return these.rank * count + index
-
-
 def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
-    """Return the variables of copy `index` of the `count` on this node."""
-    rank, world_size = rank_of(these, count, index), these.count * count
+    rank, world_size = these.rank * count + index, these.count * count
     return {
         "PCCL_MASTER": master,
         "PCCL_LAUNCH_INDEX": str(rank),
@@ -126,11 +110,6 @@ def variables(these: Nodes, count: int, index: int, master: str, store: tuple[st
         "MASTER_ADDR": store[0],
         "MASTER_PORT": store[1],
     }
-
-
-def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without torchrun's variables."""
-    return {name: value for name, value in environment.items() if name not in TORCHRUNS}
 
 
 def _host(address: str) -> str:
@@ -149,37 +128,18 @@ def _free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The options of `pccl launch`."""
-
     command: Sequence[str]
     count: int
-    nodes: Nodes = ALONE
+    nodes: Nodes = Nodes()
     master: str | None = None
     """The address of a running master; None starts one, at `listen`."""
     listen: str = "127.0.0.1:0"
     http: str | None = None
-    """The address of the started master's page."""
     fail_fast: bool = False
     sets_ranks: bool = True
-    """Set torchrun's variables."""
     tolerate_losses: bool = False
     """Copies ended by a signal do not count as failures."""
     grace_s: float = 10.0
-    """Time between asking processes to end and killing them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _MasterReady:
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Exited:
-    process: _Process
-    returncode: int
-
-
-_Event = signal.Signals | _MasterReady | _Exited
 
 
 class LinePrinter:
@@ -206,70 +166,30 @@ class LinePrinter:
 
 
 def copy_lines(source: IO[bytes], printer: LinePrinter, prefix: bytes) -> None:
-    """Copy an unbuffered stream to a printer until its end.
+    """Copy a stream to a printer until its end.
 
     A line ends at a newline or, as progress bars write it, at a carriage return. A longer line than LINE_CHARACTERS_MAX
     is printed in parts.
     """
-    assert isinstance(source, io.RawIOBase)
-    with io.TextIOWrapper(io.BufferedReader(source), "utf-8", "surrogateescape") as lines:
+    with io.TextIOWrapper(source, "utf-8", "surrogateescape") as lines:
         while line := lines.readline(LINE_CHARACTERS_MAX):
             printer.write(prefix + line.removesuffix("\n").encode("utf-8", "surrogateescape") + b"\n")
-
-
-class _Process:
-    """A child, the threads that copy its output and the one that waits for its end."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], guard: Guard) -> None:
-        self.name = name
-        self.popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-            process_group=guard.group,
-        )
-        self._pumps: list[threading.Thread] = []
-
-    def pump(self, stream: str, printer: LinePrinter, prefix: bytes) -> None:
-        source = self.popen.stdout if stream == "stdout" else self.popen.stderr
-        thread = threading.Thread(
-            target=copy_lines, args=(source, printer, prefix), name=f"{self.name} {stream}", daemon=True
-        )
-        self._pumps.append(thread)
-        thread.start()
-
-    def watch(self, events: queue.SimpleQueue[_Event]) -> None:
-        def wait() -> None:
-            returncode = self.popen.wait()
-            self.drain()
-            events.put(_Exited(self, returncode))
-
-        threading.Thread(target=wait, name=f"{self.name} exit", daemon=True).start()
-
-    def drain(self) -> None:
-        deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
-        for thread in self._pumps:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 class Supervisor:
     def __init__(self, options: LaunchOptions, guard: Guard) -> None:
         self._options = options
         self._guard = guard
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._master: _Process | None = None
-        self._scripts: list[_Process] = []
-        self._running: set[_Process] = set()
+        self._events: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
+        self._master: Child | None = None
+        self._scripts: list[Child] = []
+        self._running: set[Child] = set()
         self._failures: list[str] = []
         self._losses: list[str] = []
         self._exit_code = 0
         self._interrupts = 0
         self._stopping = False
         self._kill_at_s: float | None = None
-        self._slow_start_at_s: float | None = None
         lock = threading.Lock()
         self._stdout = LinePrinter(1, lock, self._output_closed)
         self._stderr = LinePrinter(2, lock, self._output_closed)
@@ -303,20 +223,25 @@ class Supervisor:
     def _start_master(self) -> None:
         shown = ["--http", self._options.http] if self._options.http is not None else []
         command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
-        master = _Process("master", command, {"PCCL_STATE": "", **os.environ}, self._guard)
-        master.pump("stderr", self._stderr, _prefix(2, "[master]", COLOUR_MASTER))
-        threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()
-        self._add(master)
-        self._master = master
-        self._slow_start_at_s = time.monotonic() + SLOW_START_S
+        self._master = self._start("[master]", command, {"PCCL_STATE": "", **os.environ}, None)
 
-    def _read_master_address(self, master: _Process) -> None:
-        assert master.popen.stdout is not None
-        for line in master.popen.stdout:
-            if line.startswith(MASTER_READY):
-                self._events.put(_MasterReady(line.removeprefix(MASTER_READY).decode().strip()))
-            elif line.startswith(MASTER_SHOWS):
-                self._note(f"shows the run at {line.removeprefix(MASTER_SHOWS).decode().strip()}")
+    def _start(self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None) -> Child:
+        """Start a copy of the script in a colour, or the master, whose standard output becomes events."""
+        child = Child(
+            name,
+            command,
+            guard=self._guard,
+            events=self._events,
+            environment=environment,
+            stdout=None if colour is None else self._copy(1, self._stdout, name, colour),
+            stderr=self._copy(2, self._stderr, name, COLOUR_MASTER if colour is None else colour),
+        )
+        child.close_input()
+        self._running.add(child)
+        return child
+
+    def _copy(self, descriptor: int, printer: LinePrinter, name: str, colour: int) -> Copy:
+        return partial(copy_lines, printer=printer, prefix=_prefix(descriptor, name, colour))
 
     def _start_scripts(self, master: str) -> None:
         options = self._options
@@ -327,21 +252,13 @@ class Supervisor:
             own = variables(options.nodes, options.count, index, master, store)
             environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
             if not options.sets_ranks:
-                environment = without_torchruns(environment)
-            name = f"[{rank_of(options.nodes, options.count, index)}]"
-            script = _Process(name, options.command, environment, self._guard)
-            script.pump("stdout", self._stdout, _prefix(1, script.name, COLOURS[index % len(COLOURS)]))
-            script.pump("stderr", self._stderr, _prefix(2, script.name, COLOURS[index % len(COLOURS)]))
-            self._scripts.append(script)
-            self._add(script)
-
-    def _add(self, process: _Process) -> None:
-        self._running.add(process)
-        process.watch(self._events)
+                environment = {name: value for name, value in environment.items() if name not in TORCHRUNS}
+            name = f"[{own['PCCL_LAUNCH_INDEX']}]"
+            self._scripts.append(self._start(name, options.command, environment, COLOURS[index % len(COLOURS)]))
 
     # Events
 
-    def _next_event(self) -> _Event | None:
+    def _next_event(self) -> Event | signal.Signals | None:
         """Return the next event, or None when the grace period is over.
 
         A signal that arrives just before the thread sleeps does not wake it, hence the polling.
@@ -351,30 +268,32 @@ class Supervisor:
             try:
                 return self._events.get(timeout=min(SIGNAL_POLL_S, max(0.0, left_s)))
             except queue.Empty:
-                if self._slow_start_at_s is not None and time.monotonic() >= self._slow_start_at_s:
-                    self._slow_start_at_s = None
-                    self._note(f"the master has not listened within {SLOW_START_S:g} s; still waiting for it")
                 if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                     return None
 
-    def _handle(self, event: _Event | None) -> None:
+    def _handle(self, event: Event | signal.Signals | None) -> None:
         match event:
             case None:
                 self._kill_at_s = None
                 left = ", ".join(sorted(process.name for process in self._running))
                 self._note(f"{left} did not end within {self._options.grace_s:g} s of being asked to, and is killed")
                 self._send(self._running, signal.SIGKILL)
-            case _MasterReady(address):
-                self._slow_start_at_s = None
-                if not self._stopping:
-                    self._start_scripts(_dialable(address))
-            case _Exited(process, returncode):
-                self._running.discard(process)
-                self._exited(process, returncode)
             case signal.Signals():
                 self._signalled(event)
+            case (child, int(returncode)):
+                self._running.discard(child)
+                self._exited(child, returncode)
+            case (_, bytes(line)):
+                self._master_printed(line)
 
-    def _exited(self, process: _Process, returncode: int) -> None:
+    def _master_printed(self, line: bytes) -> None:
+        address, page = master_line(line)
+        if page:
+            self._note(f"shows the run at {page}")
+        if address and not self._stopping:
+            self._start_scripts(_dialable(address))
+
+    def _exited(self, process: Child, returncode: int) -> None:
         if process is self._master:
             if not self._stopping:
                 self._note(f"the master {_describe(returncode)}")
@@ -418,7 +337,7 @@ class Supervisor:
         else:
             self._send(self._running, signal.SIGTERM)
 
-    def _send(self, processes: set[_Process] | list[_Process], number: signal.Signals) -> None:
+    def _send(self, processes: set[Child] | list[Child], number: signal.Signals) -> None:
         for process in processes:
             if process in self._running:
                 process.popen.send_signal(number)

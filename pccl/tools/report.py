@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,21 +24,12 @@ class PlanError(ValueError):
     """Invalid options, named as on the command line. Exit code 2."""
 
 
-class Judged(Protocol):
-    """A report with a verdict."""
-
-    @property
-    def passed(self) -> bool: ...
-
-
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const=STANDARD_OUTPUT,
-        metavar="FILE",
-        help="write the facts as JSON; without FILE to standard output, and the display to standard error",
-    )
+def add_output_options(parser: argparse.ArgumentParser, *, plots: str = "") -> None:
+    """Add `--json`, and `--plot` for a tool that draws `plots`."""
+    if plots:
+        parser.add_argument("--plot", metavar="FILE", help=f"draw {plots} to a file (PNG, SVG, PDF); needs matplotlib")
+    help_text = "write the facts as JSON; without FILE to standard output, and the display to standard error"
+    parser.add_argument("--json", nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=help_text)
 
 
 def console_for(json: str | None) -> Console:
@@ -46,34 +39,33 @@ def console_for(json: str | None) -> Console:
     return Console(stderr=json == STANDARD_OUTPUT)
 
 
-def write_json(facts: str, json: str | None) -> None:
-    """Write the facts to the place that `--json` names, if it was given."""
+def write_json(report: msgspec.Struct, json: str | None) -> None:
+    """Write a report to the place that `--json` names, if it was given."""
+    facts = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
     if json == STANDARD_OUTPUT:
         print(facts)
     elif json is not None:
         Path(json).write_text(facts + "\n", encoding="utf-8")
 
 
-def check_folder(option: str, path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ToolError(f"{option} {path}: folder {path.absolute().parent} does not exist")
+def check_outputs(json: str | None, plot: str | None = None) -> None:
+    """Raise ToolError if a file cannot be written, before the run that it is about."""
+    if plot is not None:
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+        except ImportError:
+            raise ToolError("--plot needs matplotlib: pip install 'pccl-collectives[plot]'") from None
+        if Path(plot).suffix.lstrip(".").lower() not in FigureCanvasAgg.get_supported_filetypes():
+            raise ToolError(f"--plot {plot}: not a known kind of image; use a name such as curve.png or curve.svg")
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path not in (None, STANDARD_OUTPUT) and not (folder := Path(path).absolute().parent).is_dir():
+            raise ToolError(f"{option} {path}: folder {folder} does not exist")
 
 
-def check_plot(path: Path) -> None:
-    """Raise ToolError if a plot cannot be written to `path`, before the run that it is to show."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise ToolError("--plot needs matplotlib: pip install 'pccl-collectives[plot]'") from None
-    if path.suffix.lstrip(".").lower() not in FigureCanvasAgg.get_supported_filetypes():
-        raise ToolError(f"--plot {path}: not a known kind of image; use a name such as curve.png or curve.svg")
-    check_folder("--plot", path)
-
-
-def exit_code(command: str, run: Callable[[], Judged]) -> int:
+def exit_code(command: str, run: Callable[[], bool]) -> int:
     """Run a command and return its exit code: 0 passed, 1 failed, 2 invalid options, 130 after Ctrl-C."""
     try:
-        return 0 if run().passed else 1
+        return 0 if run() else 1
     except (PlanError, ToolError, OSError) as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 2 if isinstance(error, PlanError) else 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -124,27 +123,13 @@ def _tag(tag: int) -> str:
     return f"rank {sender} to {receiver}, tag {plain}"
 
 
-def _done_ns(op: OpRecord) -> int:
-    return op.agreed_ns or op.done_ns or op.over_ns
-
-
-@dataclass
-class _Rows:
-    """The rows of a recording's ops."""
-
-    of: list[int]
-    """The row of each op."""
-    names: dict[int, str]
-
-
-def _op_rows(recording: Recording) -> _Rows:
-    """Give the most used tags a row each. Other ops share rows without overlaps."""
+def _op_rows(recording: Recording) -> tuple[list[int], dict[int, str]]:
+    """Return the row of each op, and the rows' names. The most used tags have a row each; other ops share rows."""
     uses = Counter(op.tag for op in recording.ops)
     drawn = sorted(tag for tag, _ in uses.most_common(TAGS_DRAWN))
     own = {tag: FIRST_OP_ROW + place for place, tag in enumerate(drawn)}
     names = {row: _tag(tag) for tag, row in own.items()}
-    free_ns: list[int] = []
-    """Since when each of the shared rows is free."""
+    free_ns: list[int] = []  # since when each of the shared rows is free
     rows = []
     for op in recording.ops:
         row = own.get(op.tag)
@@ -154,12 +139,10 @@ def _op_rows(recording: Recording) -> _Rows:
             row = FIRST_OP_ROW + TAGS_DRAWN + place
             names[row] = "other tags"
         rows.append(row)
-    return _Rows(rows, names)
+    return rows, names
 
 
 class _Drawing:
-    """The drawing of one peer."""
-
     def __init__(
         self,
         peer: PeerTrace,
@@ -213,10 +196,10 @@ class _Drawing:
         yield self._event("M", "process_sort_index", 0, args={"sort_index": recording.peer})
 
     def _ops(self) -> Iterator[Event]:
-        rows = _op_rows(self._recording)
-        for row, name in rows.names.items():
+        rows, names = _op_rows(self._recording)
+        for row, name in names.items():
             yield from self._name(row, name)
-        for op, row in zip(self._recording.ops, rows.of, strict=True):
+        for op, row in zip(self._recording.ops, rows, strict=True):
             yield from self._op(op, row)
 
     def _op(self, op: OpRecord, row: int) -> Iterator[Event]:
@@ -326,14 +309,14 @@ def _arrows(trace: Trace, known: dict[int, Shift], start_ns: int) -> Iterator[Ev
         recording = each.recording
         if recording is None:
             continue
-        for op, row in zip(recording.ops, _op_rows(recording).of, strict=True):
+        for op, row in zip(recording.ops, _op_rows(recording)[0], strict=True):
             if op.epoch:
                 found[recording.group, *op.name].append((each.peer, op, row))
     number = 0
     for ops in found.values():
         last, last_op, last_row = max(ops, key=lambda one: one[1].launched_ns + known[one[0]].shift_ns)
         for peer, op, row in ops:
-            end_ns = _done_ns(op)
+            end_ns = op.agreed_ns or op.done_ns or op.over_ns
             if peer == last or not end_ns:
                 continue
             number += 1

@@ -22,7 +22,6 @@ LINK_GAUGES: list[tuple[str, str, Callable[[LinkTraffic], float]]] = [
     ("sender_limited_ratio", "Share of time limited by the send buffer.", lambda link: link.sender_limited),
     ("receiver_limited_ratio", "Share of time limited by the receive window.", lambda link: link.receiver_limited),
 ]
-"""The figures of each direction of a link."""
 
 
 class NotInstalledError(Exception):

@@ -33,8 +33,6 @@ PAGE_POLICY = (
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP response."""
-
     status: int
     content_type: str
     body: bytes
@@ -121,8 +119,6 @@ ANY_HOST = "/healthz"
 
 
 class Routes:
-    """The answers of a run's page."""
-
     def __init__(self, board: StatusBoard, hosts: Hosts, master_port: int) -> None:
         self._board = board
         self._master_port = master_port

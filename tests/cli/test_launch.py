@@ -183,6 +183,15 @@ def test_invalid_options(arguments: list[str], text: str) -> None:
     assert text in done.stderr
 
 
+def test_unknown_option_shows_usage_of_launch() -> None:
+    done = subprocess.run(
+        _pccl("launch", "--restarts", "0", "script.py"), capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: pccl launch ")
+    assert done.stderr.endswith("pccl launch: error: unrecognized arguments: --restarts\n")
+
+
 LIKE_OPTIONS = st.sampled_from(
     ["--", "-m", "-h", "--help", "-n3", "--n", "--nnodes=2", "--version", "--v", "--=x", "-="]
 )

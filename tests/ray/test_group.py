@@ -19,7 +19,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 from ray.util.collective import is_backend_available, types
 
 import pccl.ray
-from pccl.ray import rendezvous
+from pccl.ray import group as ray_group
 from pccl.ray.group import PCCLGroup
 
 names = (f"group {number}" for number in itertools.count())
@@ -273,7 +273,7 @@ def test_what_an_earlier_group_of_the_name_has_left_behind_is_not_taken(store: d
 
 
 def test_who_has_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(ray_group, "TIMEOUT_S", 0.2)
     for rank, missing in ((1, 0), (0, 1)):
         with pytest.raises(PCCLError, match=rf"rank {rank} of group '.*' has waited .*: rank {missing} is missing"):
             PCCLGroup(2, rank, next(names))

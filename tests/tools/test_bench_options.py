@@ -186,7 +186,7 @@ def test_plot(tmp_path: Path) -> None:
         for quantization in ("none", "cast:bfloat16")
         for size in (4096, 64 << 20)
     ]
-    draw_plot(PLAN, rows, tmp_path / "plot.svg")
+    draw_plot(PLAN, rows, str(tmp_path / "plot.svg"))
     drawn = (tmp_path / "plot.svg").read_text()
     labels = ["pccl, 2 peers, unquantized", "pccl, 4 peers, cast:bfloat16", "raw ring, 4 peers", "Gloo, 2 peers"]
     for text in [*labels, "4 KiB", "64 MiB", "median time, ms", "bus bandwidth, GB/s"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,8 @@ from pccl.tools.demo.report import (
     Row,
     Survivor,
     draw_plot,
-    to_json,
 )
-from pccl.tools.report import PlanError, ToolError
+from pccl.tools.report import PlanError, ToolError, check_outputs, write_json
 
 PLAN = Plan(peers=3, steps=6)  # peer 2 is killed in step 2, peer 3 joins in step 4
 WORLDS = [3, 3, 2, 2, 3, 3, 3]
@@ -116,7 +116,7 @@ def test_display_of_80_columns() -> None:
     _replace_row(facts, 4, events=[joined])
     report = Report(**facts)
     output = io.StringIO()
-    with Display(Console(file=output, width=80), PLAN) as display:
+    with closing(Display(Console(file=output, width=80), PLAN)) as display:
         display.page("http://127.0.0.1:12345/")
         for row in report.rows:
             display.row(row)
@@ -144,15 +144,17 @@ def test_run_without_kill_and_join() -> None:
     assert Report(**facts).passed
 
 
-def test_json() -> None:
+def test_json(tmp_path: Path) -> None:
     report = Report(**_good())
-    facts = json.loads(to_json(report))
+    path = tmp_path / "facts.json"
+    write_json(report, str(path))
+    facts = json.loads(path.read_text())
     assert facts["passed"] is True
     assert facts["plan"]["peers"] == 3
     assert facts["rows"][2]["events"][0] == {"kind": "lost", "text": "peer 2 lost", "peer": 2}
     assert facts["killed"]["aborted"] == {"0": 2, "1": 2}
     assert [survivor["peer"] for survivor in facts["survivors"]] == [0, 1, 3]
-    again = msgspec.json.decode(to_json(report), type=Report)
+    again = msgspec.json.decode(path.read_text(), type=Report)
     assert again == report
 
 
@@ -162,7 +164,7 @@ def test_plot(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"curve.{kind}"
     facts = _good()
     _replace_row(facts, 3, bits_per_byte=None)
-    draw_plot(Report(**facts), path)
+    draw_plot(Report(**facts), str(path))
     assert path.stat().st_size > 5000
     if kind == "svg":
         for text in ("unigram entropy of the text", "outer step"):
@@ -173,7 +175,7 @@ def test_plot(kind: str, tmp_path: Path) -> None:
 def test_invalid_plot_files(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ToolError, match="curve"):
-        draw_plot(Report(**_good()), tmp_path / name)
+        check_outputs(None, str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pccl.tools import launch as ranks
-from pccl.tools.launch import Nodes, NodesError, masters_address, nodes
+from pccl.tools.launch import Nodes, masters_address, nodes
+from pccl.tools.report import PlanError
 
 
 def test_ranks_of_several_nodes() -> None:
@@ -50,7 +51,7 @@ def test_node(count: int | None, rank: int | None, environment: dict[str, str], 
     ],
 )
 def test_unknown_node(count: int | None, rank: int | None, environment: dict[str, str], text: str) -> None:
-    with pytest.raises(NodesError, match=text):
+    with pytest.raises(PlanError, match=text):
         nodes(count, rank, environment)
 
 
@@ -60,7 +61,7 @@ def test_masters_address() -> None:
     assert masters_address(Nodes(2, 1), None, {"MASTER_ADDR": "a"}) == "a:48148"
     assert masters_address(Nodes(2, 1), None, {"MASTER_ADDR": "fe80::1"}) == "[fe80::1]:48148"
     assert masters_address(Nodes(2, 1), "b:1", {"MASTER_ADDR": "a"}) == "b:1"
-    with pytest.raises(NodesError, match="give --master HOST:PORT, or set MASTER_ADDR"):
+    with pytest.raises(PlanError, match="give --master HOST:PORT, or set MASTER_ADDR"):
         masters_address(Nodes(2, 1), None, {})
 
 

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pccl.tools.bench.local import slowest, survivor
+from pccl.tools.bench.local import survivor
+from pccl.tools.bench.peer import Step
 from pccl.tools.bench.plan import (
     format_bytes,
     parse_bytes,
 )
 from pccl.tools.bench.raw_ring import RawRing, join_ring
 from pccl.tools.bench.report import Survivor, timing
-from pccl.tools.bench.worker import Step
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def test_tcp() -> None:
 
 def test_bandwidths() -> None:
     # Two iterations of two ranks: the slower rank counts.
-    result = timing(slowest([[1.0, 3.0], [2.0, 2.0]]), 1000, 4)
+    result = timing([2.0, 3.0], 1000, 4)
     assert result.median_s == 2.5
     assert result.p95_s == pytest.approx(2.95)
     assert result.algorithm_bytes_per_s == 400.0
@@ -115,7 +115,7 @@ def test_bandwidths() -> None:
 
 def test_kill_report() -> None:
     def step(start_s: float, end_s: float, verdict: str = "commit") -> Step:
-        return Step(start_s, end_s, verdict, 3)
+        return Step(start_s, end_s, verdict)
 
     steps = [step(0, 1), step(1, 2), step(2, 3), step(3, 3.5, "RANK_CONNECTION_LOST"), step(3.5, 4.5), step(4.5, 5)]
     assert survivor(1, steps, 3.2) == Survivor(1, "RANK_CONNECTION_LOST", usual_step_s=1.0, longest_gap_s=1.5)

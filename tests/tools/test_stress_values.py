@@ -10,15 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pccl import ReduceOp
+from pccl.tools.stress.plan import SLOTS
 from pccl.tools.stress.values import (
-    CHAINS,
     COUNT_MAX,
-    SLOTS,
     TAGS,
     Op,
     WrongResultError,
-    chains_of_step,
-    op_count,
     ops_of_step,
 )
 
@@ -66,16 +63,6 @@ def test_ops_of_step() -> None:
     assert step != ops_of_step(1, 2, 4, 1 << 20)
     assert step != ops_of_step(1, 1, 3, 1 << 20)
     assert all(op.count <= COUNT_MAX for revision in range(50) for op in ops_of_step(1, 0, revision, 1 << 26))
-
-
-def test_chains_of_step() -> None:
-    chains = chains_of_step(1, 2, 3)
-    assert chains == chains_of_step(1, 2, 3)
-    assert chains != chains_of_step(1, 2, 4)
-    ops = ops_of_step(1, 2, 3, 1 << 20) + [op for chain in chains for op in chain]
-    assert [op.number for op in ops] == list(range(op_count(threads=1)))
-    assert [{op.tag for op in chain} for chain in chains] == [{TAGS + chain} for chain in range(CHAINS)]
-    assert op_count(threads=0) == TAGS
 
 
 def test_wrong_results() -> None:

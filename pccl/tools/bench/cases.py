@@ -3,9 +3,7 @@
 Each rank contributes small integers that depend on its number, so results are exact in every type. The contenders take
 turns on the same arrays, each turn starting with another one. Filling the arrays, the barrier and the check are not
 timed. Ranks that share a machine check after a second barrier: the first to end must not take cores from the last.
-
-The size of a case is that of the larger array, as in nccl-tests. Rank numbers of pccl may differ from the numbers of
-the benchmark: `order` lists the numbers by rank.
+The size of a case is that of the larger array, as in nccl-tests.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -60,53 +58,46 @@ class Memory(msgspec.Struct, frozen=True):
     """The most at any time, with memory that is kept for later ops."""
 
 
-class Samples(msgspec.Struct, tag=True, frozen=True):
-    """A worker's answer to a Case."""
-
+class Samples(msgspec.Struct, frozen=True):
     seconds: dict[str, list[float]]
-    """The seconds of each contender's iterations."""
     memory: Memory | None
 
 
-class Rank:
-    """A rank of the benchmark and the rulers that pccl is measured against."""
+def measure_case(
+    case: Case,
+    communicator: Communicator,
+    barrier: Callable[[], object],
+    rulers: Mapping[str, Ruler],
+    *,
+    shares_machine: bool,
+) -> Samples:
+    """Measure a case on this rank, next to the rulers."""
+    work = Work(case, communicator)
+    contenders = {PCCL: None, **{name: one for name, one in rulers.items() if hasattr(one, case.collective)}}
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
 
-    def __init__(
-        self, number: int, barrier: Callable[[], object], rulers: Mapping[str, Ruler], *, shares_machine: bool
-    ) -> None:
-        """`barrier` returns once all ranks have called it."""
-        self._number = number
-        self._barrier = barrier
-        self._rulers = rulers
-        self._shares_machine = shares_machine
-
-    def run(self, communicator: Communicator, case: Case) -> Samples:
-        order = communicator.all_gather(np.array(self._number)).array.tolist()
-        work = Work(case, self._number, order, communicator)
-        contenders = {PCCL: None, **{name: one for name, one in self._rulers.items() if hasattr(one, case.collective)}}
-        names = list(contenders)
-        seconds: dict[str, list[float]] = {name: [] for name in names}
-        with _no_garbage_collection():
-            for iteration in range(case.warmup + case.iterations):
-                first = iteration % len(names)
-                for name in names[first:] + names[:first]:
-                    one_s = self._turn(work, contenders[name])
-                    if iteration >= case.warmup:
-                        seconds[name].append(one_s)
-        memory = watched_memory(lambda: communicator.stats, lambda: self._turn(work, None)) if case.memory else None
-        return Samples(seconds, memory)
-
-    def _turn(self, work: Work, ruler: Ruler | None) -> float:
+    def turn(ruler: Ruler | None) -> float:
         """Run pccl or a ruler once, check the result, and return the seconds that it took."""
         call, check = work.prepared(ruler)
-        self._barrier()
+        barrier()
         start_s = time.perf_counter()
         call()
         elapsed_s = time.perf_counter() - start_s
-        if self._shares_machine:
-            self._barrier()
+        if shares_machine:
+            barrier()
         check()
         return elapsed_s
+
+    with _no_garbage_collection():
+        for iteration in range(case.warmup + case.iterations):
+            first = iteration % len(names)
+            for name in names[first:] + names[:first]:
+                one_s = turn(contenders[name])
+                if iteration >= case.warmup:
+                    seconds[name].append(one_s)
+    memory = watched_memory(lambda: communicator.stats, lambda: turn(None)) if case.memory else None
+    return Samples(seconds, memory)
 
 
 @contextmanager
@@ -146,49 +137,48 @@ def watched_memory(stats: Callable[[], Mapping[str, int]], turn: Call) -> Memory
 class Work:
     """The arrays of a case, the calls on them and the expected results.
 
-    A row from one number to another holds a pattern plus a mark of both, a contribution to a sum the pattern plus the
-    number of its rank. The root of a collective, and the sender of `send`, is number 0; its receiver is number 1.
+    A row from one rank to another holds a pattern plus a mark of both, a contribution to a sum the pattern plus the
+    rank. The root of a collective, and the sender of `send`, is rank 0; its receiver is rank 1.
     """
 
-    def __init__(self, case: Case, number: int, order: list[int], communicator: Communicator) -> None:
+    def __init__(self, case: Case, communicator: Communicator) -> None:
         self._case = case
         self._dtype = np.dtype(case.dtype)
-        self._number = number
-        self._order = order
+        self._rank, self._world_size = communicator.membership.rank, communicator.world_size
         self._communicator = communicator
         self._options = parse_quantization(case.quantization)
         self._whole = (np.arange(case.bytes // self._dtype.itemsize) % 13).astype(self._dtype)
-        self._row = self._whole[: self._whole.size // len(order)]
-        self._data = {tuple(each): self._given_and_expected(each) for each in (order, sorted(order))}
-        given, _ = self._data[tuple(order)]
-        self._send = np.empty_like(given)
+        self._row = self._whole[: self._whole.size // self._world_size]
+        self._given, self._expected = self._given_and_expected()
+        self._send = np.empty_like(self._given)
         self._recv = self._send
         if case.collective in (ALL_GATHER, GATHER, ALL_TO_ALL):
-            self._recv = np.empty((len(order), self._row.size), self._dtype)
+            self._recv = np.empty((self._world_size, self._row.size), self._dtype)
         elif case.collective in (SCATTER, REDUCE_SCATTER):
             self._recv = np.empty_like(self._row)
         elif case.collective in (ALL_REDUCE, REDUCE) and not case.in_place:
-            self._recv = np.empty_like(given)
+            self._recv = np.empty_like(self._given)
 
-    def _given_and_expected(self, order: list[int]) -> tuple[Array, Array | None]:
-        """Return the input, and the result unless this rank has none, for ranks with these numbers."""
-        own, row, whole, world = self._number, self._row, self._whole, len(order)
+    def _given_and_expected(self) -> tuple[Array, Array | None]:
+        """Return the input, and the result unless this rank has none."""
+        own, row, whole, world = self._rank, self._row, self._whole, self._world_size
+        ranks = range(world)
         match self._case.collective:
             case "all_reduce" | "reduce" | "reduce_scatter" as collective:
                 whole = whole if collective != REDUCE_SCATTER else whole[: row.size * world]
-                total = whole * self._dtype.type(world) + self._dtype.type(sum(order))
+                total = whole * self._dtype.type(world) + self._dtype.type(sum(ranks))
                 if collective == REDUCE_SCATTER:
-                    total = total.reshape(world, -1)[order.index(own)]
+                    total = total.reshape(world, -1)[own]
                 return self._marked(whole, own), total if collective != REDUCE or own == 0 else None
             case "all_gather":
-                return self._marked(row, own), self._rows(order)
+                return self._marked(row, own), self._rows(ranks)
             case "gather":
-                return self._marked(row, own), self._rows(order) if own == 0 else None
+                return self._marked(row, own), self._rows(ranks) if own == 0 else None
             case "scatter":
-                return self._rows(order), self._marked(row, own)
+                return self._rows(ranks), self._marked(row, own)
             case "all_to_all":
-                return self._rows([own * world + each for each in order]), self._rows(
-                    [each * world + own for each in order]
+                return self._rows(own * world + each for each in ranks), self._rows(
+                    each * world + own for each in ranks
                 )
             case "broadcast" | "send" as collective:
                 is_receiver = collective == BROADCAST or own < 2
@@ -199,17 +189,16 @@ class Work:
         marked: Array = pattern + self._dtype.type(mark)
         return marked
 
-    def _rows(self, marks: list[int]) -> Array:
+    def _rows(self, marks: Iterable[int]) -> Array:
         return np.stack([self._marked(self._row, mark) for mark in marks])
 
     def prepared(self, ruler: Ruler | None) -> tuple[Call, Callable[[], None]]:
         """Fill the arrays. Return the call of pccl or a ruler, and the check of its result. Rulers work in place."""
-        order = self._order if ruler is None else sorted(self._order)
-        given, expected = self._data[tuple(order)]
+        given, expected = self._given, self._expected
         is_in_place = ruler is not None or self._case.in_place
         send, recv = self._send, self._recv
         if self._case.collective == ALL_GATHER and is_in_place:
-            send = recv[order.index(self._number)]
+            send = recv[self._rank]
         elif self._case.collective in (ALL_REDUCE, REDUCE) and is_in_place:
             recv = send
         recv.fill(0)
@@ -228,22 +217,22 @@ class Work:
         return call, check
 
     def _own_call(self, send: Array, recv: Array) -> Call:
-        peer, root, collective = self._communicator, self._order.index(0), self._case.collective
+        peer, collective = self._communicator, self._case.collective
         algorithm = ALGORITHMS[self._case.algorithm]
         if collective == ALL_REDUCE:
             return partial(self._reduce_parts, send, recv, algorithm)
         if collective == SEND:
-            if self._number == 0:
-                return partial(peer.send, send, dst=self._order.index(1))
-            return partial(peer.recv, recv, src=root) if self._number == 1 else lambda: None
+            if self._rank == 0:
+                return partial(peer.send, send, dst=1)
+            return partial(peer.recv, recv, src=0) if self._rank == 1 else lambda: None
         calls: dict[str, Call] = {
             ALL_GATHER: partial(peer.all_gather, send, recv, algorithm=algorithm),
             REDUCE_SCATTER: partial(peer.reduce_scatter, send, recv, op=ReduceOp.SUM, algorithm=algorithm),
             ALL_TO_ALL: partial(peer.all_to_all, send, recv),
-            GATHER: partial(peer.gather, send, recv, root=root),
-            SCATTER: partial(peer.scatter, send, recv, root=root),
-            REDUCE: partial(peer.reduce, send, recv, op=ReduceOp.SUM, root=root, algorithm=algorithm),
-            BROADCAST: partial(peer.broadcast, send, root=root, algorithm=algorithm),
+            GATHER: partial(peer.gather, send, recv, root=0),
+            SCATTER: partial(peer.scatter, send, recv, root=0),
+            REDUCE: partial(peer.reduce, send, recv, op=ReduceOp.SUM, root=0, algorithm=algorithm),
+            BROADCAST: partial(peer.broadcast, send, root=0, algorithm=algorithm),
             BARRIER: peer.barrier,
         }
         return calls[collective]
@@ -281,7 +270,7 @@ class Work:
                 raise RuntimeError("wrong result")
             return
         largest, epsilon = float(expected.max()), float(np.finfo(self._dtype).eps)
-        bound = error_max(quantization, len(self._order), largest, epsilon)
+        bound = error_max(quantization, self._world_size, largest, epsilon)
         error = float(np.abs(result - expected).max())
         if not error <= bound:  # also for NaN
             raise RuntimeError(f"a quantized result is off by {error:g}, more than the bound of {bound:g}")

@@ -50,13 +50,11 @@ class Gloo:
 
     def all_gather(self, send: Array, recv: Array) -> Call:
         whole, part = torch.from_numpy(recv.reshape(-1)), torch.from_numpy(send)
-        gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-        return lambda: gather(whole, part)
+        return lambda: distributed.all_gather_into_tensor(whole, part)
 
     def reduce_scatter(self, send: Array, recv: Array) -> tuple[Call, Array]:
         whole, part = torch.from_numpy(send), torch.from_numpy(recv)
-        scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-        return lambda: scatter(part, whole), recv
+        return lambda: distributed.reduce_scatter_tensor(part, whole), recv
 
     def all_to_all(self, send: Array, recv: Array) -> Call:
         given, taken = torch.from_numpy(send), torch.from_numpy(recv)
@@ -95,13 +93,8 @@ class Gloo:
         distributed.destroy_process_group()
 
 
-def file_store(path: str, world_size: int) -> Any:
-    """Return a store for ranks that share a file system."""
-    return distributed.FileStore(path, world_size)
-
-
 def tcp_store(address: str, port: int, world_size: int, *, serves: bool) -> Any:
-    """Return a store for ranks on several hosts. One rank serves it; port 0 is any free port."""
+    """Return a store through which ranks meet. One rank serves it; port 0 is any free port."""
     timeout = timedelta(seconds=TIMEOUT_S)
     return distributed.TCPStore(address, port, world_size, serves, timeout, wait_for_workers=False)
 

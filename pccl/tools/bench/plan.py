@@ -71,11 +71,10 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of rows of the result."""
         return len(self.peers) * len(self.connections) * len(cases(self))
 
 
-class Case(msgspec.Struct, tag=True, frozen=True):
+class Case(msgspec.Struct, frozen=True):
     """One collective over `bytes`, cut into `tensors` concurrent tensors, for a number of iterations."""
 
     bytes: int
@@ -164,13 +163,7 @@ def parse_quantization(text: str) -> QuantizationOptions | None:
 
 
 def error_max(options: QuantizationOptions, world_size: int, largest: float, epsilon: float) -> float:
-    """Return a bound of the error of a quantized sum of non-negative values.
-
-    Args:
-        options: The quantization.
-        world_size: The number of ranks.
-        largest: The greatest element of the sum.
-        epsilon: The precision of its type.
+    """Return a bound of the error of a quantized sum with elements from 0 to `largest`, in a type of this precision.
 
     The direct algorithm quantizes twice at the full range, the ring W times at growing ranges.
     """

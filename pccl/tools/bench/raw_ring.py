@@ -53,13 +53,7 @@ class _Spans:
 
 
 def join_ring(rank: int, addresses: list[tuple[str, int]], listener: socket.socket) -> RawRing:
-    """Connect a rank of a ring and close its listener. OSError if a neighbour does not connect.
-
-    Args:
-        rank: This rank.
-        addresses: The addresses of all ranks' listeners.
-        listener: This rank's listening socket.
-    """
+    """Connect a rank of a ring, given all listeners' addresses, and close its own. OSError without a neighbour."""
     with listener:
         listener.settimeout(JOIN_TIMEOUT_S)
         # The backlog completes the dial, so no order between ranks is needed.

@@ -11,7 +11,6 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,7 +38,6 @@ from pccl.tools.bench.plan import (
     format_megabytes_per_second,
     format_seconds,
 )
-from pccl.tools.report import check_plot
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -113,29 +111,17 @@ def row(
     connections: int,
     case: Case,
     slowest_s: Mapping[str, Sequence[float]],
-    memories: Sequence[Memory],
+    memory: Memory | None,
 ) -> Row:
-    """Return the row of a case.
-
-    Args:
-        world_size: The number of peers.
-        connections: The connections per link.
-        case: What was measured.
-        slowest_s: For each contender the seconds of its iterations, each that of the slowest rank.
-        memories: The memory of the ranks, if it was measured.
-    """
+    """Return the row of a case from the seconds of each contender's iterations, each that of the slowest rank."""
     timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
     pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
-    most = None
-    if memories:
-        scratch, held = zip(*((each.scratch_bytes_max, each.held_bytes_max) for each in memories), strict=True)
-        most = Memory(max(scratch), max(held))
     return Row(
         *(world_size, connections, case.bytes, case.tensors, case.quantization, case.algorithm),
         *(pccl, raw_ring, gloo),
         100 * raw_ring.median_s / pccl.median_s if raw_ring else None,
         gloo.median_s / pccl.median_s if gloo else None,
-        most,
+        memory,
         case.collective,
     )
 
@@ -163,40 +149,25 @@ def this_machine(*, with_torch: bool) -> Machine:
     )
 
 
-def write_report(path: Path, report: BenchReport | KillReport) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-
-
 class Dimension(NamedTuple):
     """A quantity, other than the size, that a benchmark can vary."""
 
     field: str
-    """The field of a row."""
     heading: str
-    cell: Callable[[Any], str]
     phrase: Callable[[Any], str]
     default: Any
 
     def of(self, row: Row) -> Any:
         return getattr(row, self.field)
 
-    def cell_of(self, row: Row) -> str:
-        return self.cell(self.of(row))
-
 
 DIMENSIONS = [
-    Dimension("collective", "collective", str, str, ALL_REDUCE),
-    Dimension("peers", "peers", str, "{} peers".format, None),
-    Dimension(
-        "connections",
-        "conns",
-        lambda count: str(count or "auto"),
-        lambda count: f"{count} connection{'s' * (count != 1)}" if count else "connections auto",
-        0,
-    ),
-    Dimension("tensors", "tensors", str, lambda count: f"{count} tensor{'s' * (count != 1)}", 1),
-    Dimension("quantization", "quantized", str, lambda text: "unquantized" if text == "none" else text, "none"),
-    Dimension("algorithm", "algo", str, "algorithm {}".format, "auto"),
+    Dimension("collective", "collective", str, ALL_REDUCE),
+    Dimension("peers", "peers", "{} peers".format, None),
+    Dimension("connections", "conns", lambda count: f"{count or 'auto'} connections", 0),
+    Dimension("tensors", "tensors", "{} tensors".format, 1),
+    Dimension("quantization", "quantized", lambda text: "unquantized" if text == "none" else text, "none"),
+    Dimension("algorithm", "algo", "algorithm {}".format, "auto"),
 ]
 
 
@@ -204,48 +175,33 @@ def varying(rows: Sequence[Row]) -> list[Dimension]:
     return [dimension for dimension in DIMENSIONS if len({dimension.of(row) for row in rows}) > 1]
 
 
-class _Column(NamedTuple):
-    heading: str
-    cell: Callable[[Row], str]
-
-
-def _measured(plan: Plan) -> list[_Column]:
-    """Return the columns of results. With the size and one more column they fit into 80 characters."""
-    columns = [
-        _Column("median", lambda row: format_seconds(row.pccl.median_s)),
-        _Column("p95", lambda row: format_seconds(row.pccl.p95_s)),
-        _Column("algbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.algorithm_bytes_per_s)),
-        _Column("busbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.bus_bytes_per_s)),
-    ]
-    if RAW_RING in plan.rulers:
-        columns += [
-            _Column("raw ring", lambda row: _median(row.raw_ring)),
-            _Column("% of\nraw", lambda row: _unless_none("{:.0f}", row.per_cent_of_raw_ring)),
-        ]
-    if GLOO in plan.rulers:
-        columns += [
-            _Column("Gloo", lambda row: _median(row.gloo)),
-            _Column("Gloo/\npccl", lambda row: _unless_none("{:.2f}", row.times_as_fast_as_gloo)),
-        ]
-    if plan.memory:
-        columns.append(
-            _Column("scratch", lambda row: format_bytes_about(row.memory.scratch_bytes_max) if row.memory else "-")
-        )
-    return columns
-
-
 def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
-    columns = [_Column(one.heading, one.cell_of) for one in varying(rows)]
-    columns += [
-        _Column("size", lambda row: "-" if row.collective == BARRIER else format_bytes(row.bytes)),
-        *_measured(plan),
-    ]
     table = Table(title=_title(plan, rows), box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in columns:
-        table.add_column(column.heading, justify="right", vertical="bottom", no_wrap=True)
     for row in rows:
-        table.add_row(*(column.cell(row) for column in columns))
+        cells = {one.heading: str(one.of(row) or "auto") for one in varying(rows)} | _results(plan, row)
+        if not table.columns:
+            for heading in cells:
+                table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
+        table.add_row(*cells.values())
     return table
+
+
+def _results(plan: Plan, row: Row) -> dict[str, str]:
+    """Return the results by heading. With the size and one more column they fit into 80 characters."""
+    cells = {
+        "size": "-" if row.collective == BARRIER else format_bytes(row.bytes),
+        "median": format_seconds(row.pccl.median_s),
+        "p95": format_seconds(row.pccl.p95_s),
+        "algbw\nMB/s": format_megabytes_per_second(row.pccl.algorithm_bytes_per_s),
+        "busbw\nMB/s": format_megabytes_per_second(row.pccl.bus_bytes_per_s),
+    }
+    if RAW_RING in plan.rulers:
+        cells |= {"raw ring": _median(row.raw_ring), "% of\nraw": _unless_none("{:.0f}", row.per_cent_of_raw_ring)}
+    if GLOO in plan.rulers:
+        cells |= {"Gloo": _median(row.gloo), "Gloo/\npccl": _unless_none("{:.2f}", row.times_as_fast_as_gloo)}
+    if row.memory is not None:
+        cells["scratch"] = format_bytes_about(row.memory.scratch_bytes_max)
+    return cells
 
 
 def _title(plan: Plan, rows: Sequence[Row]) -> str:
@@ -287,9 +243,8 @@ def kill_table(report: KillReport) -> Table:
     return table
 
 
-def draw_plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
+def draw_plot(plan: Plan, rows: Sequence[Row], path: str) -> None:
     """Draw time and bus bandwidth against size: solid lines for pccl, dashed ones for the raw ring and Gloo."""
-    check_plot(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -4,12 +4,6 @@ A supervisor starts a master and N peers as processes. Every peer trains the sam
 shard of text with DiLoCo and reports its progress as JSON lines. During the run the supervisor kills one peer in the
 middle of an all-reduce and starts a new one; at the end it judges the library from the reports alone.
 
-    plan        the options of a run and the messages
-    model       the text, cut into shards; the network, its gradient and AdamW, in NumPy
-    worker      one peer
-    supervisor  the processes, and the decisions when to kill, start and admit
-    report      the facts of a run, the verdict, the terminal and the plot
-
 Randomness of a worker derives from (seed, peer, outer step), and the kill and the join happen at fixed points of the
 loop, so two runs with equal options differ only by the order of floating-point additions in a reduce.
 """

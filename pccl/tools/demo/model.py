@@ -55,7 +55,6 @@ class ModelShape:
 
     @property
     def size(self) -> int:
-        """The number of elements of the flat vector."""
         return sum(prod(shape) for part in self.layout.values() for shape in part)
 
     def parts(self, flat: Floats) -> dict[str, Floats]:
@@ -182,7 +181,6 @@ class AdamW:
         self._steps = 0
         self._mean = np.zeros_like(like)
         self._square = np.zeros_like(like)
-        self._scratch = np.zeros_like(like)
 
     def step(self, parameters: Floats, gradient: Floats, scale: float = 1.0) -> None:
         """Make one step on `parameters`. `scale` multiplies the learning rate; `gradient` is overwritten."""
@@ -190,23 +188,11 @@ class AdamW:
         rate = self.learning_rate * scale * min(1.0, self._steps / WARM_UP_STEPS)
         unbias1 = 1 - self.beta1**self._steps
         unbias2 = 1 - self.beta2**self._steps
-        mean, square, scratch = self._mean, self._square, self._scratch
-
-        np.multiply(gradient, 1 - self.beta1, out=scratch)
-        mean *= self.beta1
-        mean += scratch
+        self._mean += (1 - self.beta1) * (gradient - self._mean)
         np.multiply(gradient, gradient, out=gradient)
-        gradient *= 1 - self.beta2
-        square *= self.beta2
-        square += gradient
-
-        # rate * (mean / unbias1) / (sqrt(square / unbias2) + epsilon), with the scalars gathered
-        np.sqrt(square, out=scratch)
-        scratch += self.epsilon * unbias2**0.5
-        np.divide(mean, scratch, out=scratch)
-        scratch *= rate * unbias2**0.5 / unbias1
+        self._square += (1 - self.beta2) * (gradient - self._square)
         parameters *= 1 - rate * self.weight_decay
-        parameters -= scratch
+        parameters -= (rate / unbias1) * self._mean / (np.sqrt(self._square / unbias2) + self.epsilon)
 
 
 def cosine_scale(done: float, floor: float = 0.05) -> float:
@@ -214,7 +200,7 @@ def cosine_scale(done: float, floor: float = 0.05) -> float:
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * min(max(done, 0.0), 1.0)))
 
 
-# The text: the sources of the running Python's standard library, without tests and what is installed beside it.
+# The text: the sources of the running Python's standard library, without tests and installed packages.
 
 Bytes = NDArray[np.uint8]
 
@@ -240,7 +226,6 @@ def split(shards: int, root: Path | None = None) -> tuple[list[list[Path]], list
 
 
 def read(files: Iterable[Path]) -> Bytes:
-    """Return the concatenated bytes of files, read-only."""
     return np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
 
 
@@ -252,7 +237,6 @@ def unigram_entropy_bits(text: Bytes) -> float:
 
 
 def sample(text: Bytes, random: np.random.Generator, sequences: int, length_bytes: int) -> Bytes:
-    """Return sequences of text from random places: shape `(sequences, length_bytes)`."""
     starts = random.integers(0, text.size - length_bytes + 1, sequences)
     found: Bytes = text[starts[:, None] + np.arange(length_bytes)]
     return found

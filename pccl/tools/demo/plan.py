@@ -31,9 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     embedding: int = 32
     hidden: int = 256
     sequences: int = 16
-    """Text sequences per inner step and peer."""
     positions: int = 32
-    """Predictions per sequence."""
     learning_rate: float = 4e-3
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.8
@@ -65,7 +63,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.peers + self.join
 
     def check(self) -> None:
-        """Raise PlanError for options that cannot be run."""
         for name in ("peers", "steps", "inner_steps", "connections", "context", "hidden"):
             if getattr(self, name) < 1:
                 raise PlanError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
@@ -97,24 +94,12 @@ class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class At(_Message, frozen=True):
-    """The position of a peer in its loop."""
-
     step: int
     doing: Doing
     done: float = 0.0
     """The fraction of this step's inner steps that is done."""
     launched: int = 0
     """The number of the step's all-reduces in flight."""
-
-
-class Synced(_Message, frozen=True):
-    """sync_shared_state has returned."""
-
-    step: int
-    """Outer steps in the state."""
-    sent_bytes: int
-    received_bytes: int
-    seconds: float
 
 
 class StepDone(_Message, frozen=True):
@@ -124,23 +109,23 @@ class StepDone(_Message, frozen=True):
     world_size: int
     """Peers in its last all-reduces."""
     admitted: int
-    """Peers admitted at its start."""
     aborted: int
     """All-reduces that were aborted and launched again."""
     sent_bytes: int
     received_bytes: int
     seconds: float
     """Without the validation."""
+    state_bytes: int = 0
+    """Received in the sync."""
+    sync_seconds: float = 0.0
     bits_per_byte: float | None = None
     """The validation loss, from peer 0."""
 
 
 class Finished(_Message, frozen=True):
-    """A peer has done all steps."""
-
     step: int
     revision: int
     digest: str
 
 
-Message: TypeAlias = At | Synced | StepDone | Finished
+Message: TypeAlias = At | StepDone | Finished

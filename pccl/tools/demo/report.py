@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from itertools import accumulate
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -13,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from pccl.tools.demo.plan import At, Plan
-from pccl.tools.harness import Closing
-from pccl.tools.report import check_plot
 
 CLEARLY_BELOW_BITS = 0.5
 """The final loss must be this far below the unigram entropy, after STEPS_TO_LEARN inner steps or more. In a shorter run
@@ -42,7 +39,6 @@ class Row(msgspec.Struct, frozen=True):
     """The sum over all peers, as in `received_bytes`."""
     received_bytes: int
     seconds: float
-    """The slowest peer's time."""
     events: list[Event] = []
     agreed: bool = True
     """All peers saw the same world size."""
@@ -80,16 +76,12 @@ class Survivor(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One part of the verdict."""
-
     name: str
     passed: bool
     found: str
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All facts of a run."""
-
     plan: Plan
     unigram_bits: float
     rows: list[Row]
@@ -97,7 +89,6 @@ class Report(msgspec.Struct, kw_only=True):
     joined: Joined | None
     survivors: list[Survivor]
     problems: list[str]
-    """Unplanned failures."""
     seconds: float
     start_bits: float | None = None
     end_bits: float | None = None
@@ -113,7 +104,6 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def judge(report: Report) -> list[Check]:
-    """Return the verdict, check by check."""
     checks = [_loss(report), _digests(report)]
     if report.plan.kill:
         checks.append(_kill(report))
@@ -212,13 +202,8 @@ def megabytes(count_bytes: int) -> str:
     return f"{count_bytes / 1e6:.1f} MB"
 
 
-def to_json(report: Report) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
-
-
-def draw_plot(report: Report, path: Path) -> None:
+def draw_plot(report: Report, path: str) -> None:
     """Draw the loss against steps and against bytes sent, with losses and joins marked."""
-    check_plot(path)
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if row.bits_per_byte is not None]
@@ -255,7 +240,7 @@ _FINDINGS_AT = 19
 _COLUMNS = 80
 
 
-class Display(Closing):
+class Display:
     """Writes to one console, with a live bar until `close`."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
@@ -296,7 +281,6 @@ class Display(Closing):
         self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=positions)
 
     def row(self, row: Row) -> None:
-        """Print one row above the bar."""
         self._steps_shown = row.step
         bits = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.3f}"
         line = Text(
@@ -311,11 +295,9 @@ class Display(Closing):
         self._print(line)
 
     def page(self, url: str) -> None:
-        """Print the address of the run's page."""
         self._print(Text(f"the run is shown at {url}"))
 
     def verdict(self, report: Report) -> None:
-        """Print the checks and every survivor's digest."""
         self._print(Text())
         states: dict[tuple[int, str], list[int]] = {}
         for survivor in report.survivors:

@@ -38,7 +38,7 @@ from pccl import (
 from pccl.tools import harness
 from pccl.tools.demo import model as corpus
 from pccl.tools.demo.model import AdamW, ByteModel, ModelShape, cosine_scale
-from pccl.tools.demo.plan import At, Doing, Finished, StepDone, Synced, WorkerOptions
+from pccl.tools.demo.plan import At, Doing, Finished, StepDone, WorkerOptions
 from pccl.training import OuterNesterov
 
 POLL_INTERVAL_S = 0.05
@@ -57,12 +57,12 @@ Part: TypeAlias = NDArray[np.floating]
 
 @dataclass
 class _Traffic:
-    """The communication of one outer step."""
-
     world_size: int
     aborted: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    state_bytes: int = 0
+    sync_seconds: float = 0.0
 
 
 class Worker:
@@ -147,15 +147,8 @@ class Worker:
         info = self._communicator.sync_shared_state(self._state)
         traffic.sent_bytes += info.tx_bytes
         traffic.received_bytes += info.rx_bytes
-        harness.send(
-            Synced(
-                peer=self._peer,
-                step=int(self._step[0]),
-                sent_bytes=info.tx_bytes,
-                received_bytes=info.rx_bytes,
-                seconds=time.monotonic() - started,
-            )
-        )
+        traffic.state_bytes = info.rx_bytes
+        traffic.sync_seconds = time.monotonic() - started
 
     # One outer step
 
@@ -247,6 +240,8 @@ class Worker:
                 sent_bytes=traffic.sent_bytes,
                 received_bytes=traffic.received_bytes,
                 seconds=seconds,
+                state_bytes=traffic.state_bytes,
+                sync_seconds=traffic.sync_seconds,
                 bits_per_byte=bits_per_byte,
             )
         )

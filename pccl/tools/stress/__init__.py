@@ -9,16 +9,7 @@ of each call as JSON lines. The checker compares the reports of all peers:
 - all participants of a committed op got the verdict commit, and an aborted op left its input unchanged;
 - after a sync all peers hold the same bytes, and a peer of the last sync receives no bytes in the next;
 - calls fail only in documented ways, and none lasts longer than a bound;
-- a peer that was neither frozen nor cut off keeps its place while a majority is left for a master to continue with.
-
-    plan        the options, checked, and the messages
-    faults      the choice of faults; no I/O
-    checker     the promises; no I/O
-    values      contributions of ops, and the participants of a result
-    worker      one peer
-    network     cut connections and dropped packets, in the process itself
-    supervisor  the processes of a run
-    report      the terminal, the table and JSON
+- a peer that was not frozen keeps its place, unless there are standbys, a partition, or a master was killed just now.
 
 The seed repeats the kind and order of faults; their moments depend on the machine.
 """

@@ -18,7 +18,7 @@ from pccl.tools.stress.values import TAGS
 SETTLE_S = 5.0
 """The longest delay of a report in a pipe relative to those of other peers."""
 EXCUSED_S = 6.0
-"""A peer may still be evicted this long after a freeze or a partition: connections take a while to recover."""
+"""A peer may still be evicted this long after a fault: connections take a while to recover."""
 
 Member: TypeAlias = tuple[int, int]
 """(peer, session)"""
@@ -28,14 +28,10 @@ StepName: TypeAlias = tuple[int, int, int]
 
 @dataclass
 class Counts:
-    """Counts over all peers."""
-
     steps: int = 0
-    """Steps of a peer with all ops committed."""
     steps_cut_short: int = 0
     """Steps that a peer ended alone."""
     ops_committed: int = 0
-    """Ops, each counted once."""
     ops_aborted: int = 0
     """Aborts that a peer retried itself."""
     results_checked: int = 0
@@ -57,7 +53,6 @@ class _Peer:
     group: int
     session: int = 0
     is_admitted: bool = False
-    is_partitioned: bool = False
     is_excused: bool = False
     """The peer was frozen or cut off, or may have lost its master, and has made no step since."""
     excused_at: float = 0.0
@@ -81,11 +76,7 @@ class _Step:
 
 
 class Checker:
-    """Collects `problems`, which stay empty while every promise is kept."""
-
-    def __init__(self, ops: int = TAGS) -> None:
-        """`ops` is the number of ops in a step."""
-        self._ops = ops
+    def __init__(self) -> None:
         self.problems: list[str] = []
         self.counts = Counts()
         self._peers: dict[int, _Peer] = {}
@@ -101,14 +92,12 @@ class Checker:
         known = self._peers[peer]
         known.is_excused, known.excused_at = True, now
 
-    def partitioned(self, peer: int, may_be_lost: bool, now: float) -> None:
-        """Note whether a peer may be evicted until the next call, because of a partition."""
-        self._peers[peer].is_partitioned = may_be_lost
-        if may_be_lost:
+    def excuse_all(self, now: float) -> None:
+        """Note that every peer may be evicted now: a partition is active, or the master was killed."""
+        for peer in self._peers:
             self.excuse(peer, now)
 
     def ended(self, peer: int, now: float) -> None:
-        """Note that a peer's process has ended."""
         self._close(peer, now)
         del self._peers[peer]
 
@@ -193,10 +182,10 @@ class Checker:
         step.updated_at = now
         step.open.discard(member)
         if not message.is_idle:
-            step.outcomes[member] = {outcome.number: outcome for outcome in message.outcomes}
-        if message.is_whole and sorted(step.outcomes[member]) != list(range(self._ops)):
+            step.outcomes[member] = {outcome.tag: outcome for outcome in message.outcomes}
+        if message.is_whole and sorted(step.outcomes[member]) != list(range(TAGS)):
             self._problem(peer, f"a whole step without all ops: {message}")
-        if message.outcomes and not known.is_partitioned and now - message.seconds > known.excused_at + EXCUSED_S:
+        if message.outcomes and now - message.seconds > known.excused_at + EXCUSED_S:
             known.is_excused = False
         counts = self.counts
         counts.steps += message.is_whole
@@ -213,8 +202,7 @@ class Checker:
         if known.is_admitted and not known.is_excused and not message.is_own:
             self._problem(peer, f"lost its place, but was neither frozen nor cut off: {message.reason}")
         self._close(peer, now)
-        known.is_excused = known.is_partitioned
-        known.is_admitted = False
+        known.is_excused = known.is_admitted = False
         known.synced = known.stepped = None
 
     def _close(self, peer: int, now: float) -> None:
@@ -232,13 +220,13 @@ class Checker:
         if len(digests) > 1:
             found = {member: synced.digest for member, synced in step.synced.items()}
             self._problem(None, f"{_step(name)}: the state differs after the sync: {found}")
-        for number in range(self._ops):
-            outcomes = {member: each[number] for member, each in step.outcomes.items() if number in each}
+        for tag in range(TAGS):
+            outcomes = {member: each[tag] for member, each in step.outcomes.items() if tag in each}
             if not outcomes:
                 continue
             self.counts.ops_committed += 1
             for problem in self._judge_op(step, outcomes):
-                self._problem(None, f"{_step(name)}, op {number}: {problem}")
+                self._problem(None, f"{_step(name)}, op {tag}: {problem}")
 
     def _judge_op(self, step: _Step, outcomes: dict[Member, Outcome]) -> Iterator[str]:
         slot_of = {member: slot for slot, members in step.slots.items() for member in members}

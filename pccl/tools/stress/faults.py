@@ -11,19 +11,15 @@ that. It has one of four kinds:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
 
 from pccl.tools.stress.plan import Doing, Interval, Plan
 
-TWICE_CHANCE = 0.15
-"""The chance of two disturbances at the same moment."""
 AIM_CHANCE = 0.5
 """The chance that a peer is hit at the beginning of a chosen activity, instead of at any moment."""
-AIM_S_MAX = 0.03
-"""The longest time from that beginning to the hit."""
 EXTINCTION_CHANCE = 0.1
 """The chance that the last peer may go too, if others may join."""
 AIMS: tuple[Doing, ...] = tuple(doing for doing in get_args(Doing) if doing not in ("starting", "resting", "leaving"))
@@ -35,15 +31,8 @@ ONE_WAY_CHANCE = 0.25
 Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
 WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 
-START_S = 10.0
-"""A connecting peer may find no master this long after a kill."""
-LOSS_S = 12.0
-"""A peer that has ended may still be in the last view this long."""
-
 
 class Schedule:
-    """Moments at random intervals."""
-
     def __init__(self, every: Interval | None, random: Random, now: float) -> None:
         self._every = every
         self._random = random
@@ -63,57 +52,29 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a new peer."""
-
     group: int
 
 
 @dataclass(frozen=True)
 class Hit:
-    """Kill a peer or freeze it, `delay_s` after it begins `aim`, or now."""
+    """Kill a peer or freeze it, when it begins `aim`, or now."""
 
     peer: int
     freeze_s: float | None
     """None: kill it."""
     aim: Doing | None
-    delay_s: float
 
 
 @dataclass(frozen=True)
 class Dismiss:
-    """Ask a peer to leave."""
-
     peer: int
 
 
 Action: TypeAlias = Start | Hit | Dismiss
 
 
-def disturbances(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> list[Action]:
-    """Return what to do now.
-
-    Args:
-        plan: The run.
-        random: The generator.
-        running: The number of peers.
-        doomed: The number of those that are about to end.
-        targets: The undisturbed ones.
-    """
-    actions: list[Action] = []
-    targets = list(targets)
-    for _ in range(2 if random.random() < TWICE_CHANCE else 1):
-        action = _choose(plan, random, running, doomed, targets)
-        if isinstance(action, Start):
-            running += 1
-        elif action is not None:
-            doomed += isinstance(action, Dismiss) or action.freeze_s is None
-            targets.remove(action.peer)
-        if action is not None:
-            actions.append(action)
-    return actions
-
-
-def _choose(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> Action | None:
+def disturbance(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> Action | None:
+    """Return what to do now. `doomed` of the `running` peers are about to end; `targets` are undisturbed."""
     least = 2 if not plan.join else 1 if random.random() >= EXTINCTION_CHANCE else 0
     spare = max(0, running - doomed - least)
     weights = {
@@ -131,41 +92,23 @@ def _choose(plan: Plan, random: Random, running: int, doomed: int, targets: Sequ
     if what == "leave":
         return Dismiss(peer)
     freeze_s = random.uniform(plan.freeze_for.least_s, plan.freeze_for.most_s) if what == "freeze" else None
-    aim = random.choice(AIMS) if random.random() < AIM_CHANCE else None
-    return Hit(peer, freeze_s, aim, random.uniform(0, AIM_S_MAX) if aim is not None else 0.0)
+    return Hit(peer, freeze_s, random.choice(AIMS) if random.random() < AIM_CHANCE else None)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Directions that are blocked together."""
-
     kind: Kind
     island: frozenset[int]
-    """The processes on one side."""
     blocked: frozenset[tuple[int, int]]
     """(sender, receiver) of each blocked direction."""
     seconds: float
 
-    @property
-    def involved(self) -> frozenset[int]:
-        """The slots on either side, without masters."""
-        return frozenset(each for pair in self.blocked for each in pair if each > MASTER)
-
     def __str__(self) -> str:
-        outwards = any(sender in self.island for sender, _ in self.blocked)
-        inwards = any(receiver in self.island for _, receiver in self.blocked)
-        way = "both ways" if outwards and inwards else "outwards" if outwards else "inwards"
-        others = {each for pair in self.blocked for each in pair} - self.island
-        return f"partition ({self.kind}) for {self.seconds:.2f} s: {_names(self.island)} from {_names(others)}, {way}"
-
-
-def _names(members: Collection[int]) -> str:
-    return ", ".join(f"slot {each}" if each > MASTER else f"master {MASTER - each}" for each in sorted(members))
+        blocked = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(self.blocked))
+        return f"partition ({self.kind}) for {self.seconds:.2f} s: {blocked}"
 
 
 class Partitions:
-    """The active partitions of a run."""
-
     def __init__(self, plan: Plan, random: Random) -> None:
         self._duration = plan.partition_for
         self._random = random
@@ -209,7 +152,6 @@ class Partitions:
         return made
 
     def heal(self, now: float) -> list[Partition]:
-        """End and return the partitions whose time is over."""
         healed = [partition for partition, at in self._healed_at.items() if now >= at]
         for partition in healed:
             del self._healed_at[partition]
@@ -218,50 +160,3 @@ class Partitions:
     def blocked_for(self, receiver: int) -> list[int]:
         """Return the senders whose packets this process must not receive."""
         return sorted({sender for each in self.active for sender, other in each.blocked if other == receiver})
-
-
-def may_be_lost(partition: Partition, groups: Mapping[int, int]) -> frozenset[int]:
-    """Return the slots whose peers may be evicted in this partition, given the group of each active peer.
-
-    If one peer is cut off from all others, only that one: the master evicts as few peers as explain the reports. In a
-    ring of two it may be either. In all other cases it may be any slot whose traffic is blocked.
-    """
-    if partition.kind == "peer":
-        (slot,) = partition.island
-        if sum(group == groups.get(slot) for group in groups.values()) > 2:
-            return partition.island
-    return partition.involved
-
-
-class Losses:
-    """Kills of masters and ends of peers, and whether a master may find too few peers to continue with.
-
-    With one address the next master must be found there by a majority of the last view. With standbys another master
-    is always there, so that the leading one may lose its majority at any moment.
-    """
-
-    def __init__(self, has_standbys: bool) -> None:
-        self._has_standbys = has_standbys
-        self._master_killed_at = float("-inf")
-        self._lost: list[tuple[float, int]] = []
-        """Times and groups of ended peers that may still be in the last view."""
-
-    def master_killed(self, now: float) -> None:
-        self._master_killed_at = now
-
-    def peer_lost(self, now: float, group: int) -> None:
-        self._lost.append((now, group))
-
-    def stepped(self, group: int, begun_at: float) -> None:
-        """A peer has ended a step, begun then, with others of its group: earlier losses are out of its view."""
-        self._lost = [(at, lost) for at, lost in self._lost if lost != group or at >= begun_at]
-
-    def is_master_starting(self, now: float) -> bool:
-        return now < self._master_killed_at + START_S
-
-    def may_run_end(self, now: float, sound: int, others: int) -> bool:
-        """Return whether the `sound` peers may not be a majority of the last view, which may contain `others`."""
-        if not self._has_standbys and not self.is_master_starting(now):
-            return False
-        self._lost = [(at, group) for at, group in self._lost if at >= now - LOSS_S]
-        return sound <= others + len(self._lost)

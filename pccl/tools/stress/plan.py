@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from pccl.tools.report import PlanError
-from pccl.tools.stress.values import SLOTS
 
+SLOTS = 16
+"""The most processes of peers at once. Each has a slot, a number below."""
 PEERS_MAX = SLOTS - 4
 """A slot is not reused while reports of its last peer may be on their way."""
 
@@ -19,6 +20,9 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
 
     least_s: float
     most_s: float
+
+    def __str__(self) -> str:
+        return f"{self.least_s:g}..{self.most_s:g}"
 
 
 def parse_interval(text: str) -> Interval:
@@ -30,12 +34,9 @@ def parse_interval(text: str) -> Interval:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
-
     minutes: float = 2.0
     seed: int = 0
     peers: int = 4
-    """At the start."""
     peers_max: int = 8
     groups: int = 1
     disturb_every: Interval = Interval(0.5, 3.0)
@@ -45,7 +46,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze: bool = True
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
-    """Peers break connections of their own."""
     partition: Interval | None = None
     """The time between partitions; None: there are none."""
     partition_for: Interval = Interval(0.1, 12.0)
@@ -55,13 +55,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Masters keep their run on disk. None: if they are killed and have no standby."""
     standbys: int = 0
     timeouts: bool = False
-    """Some ops get a timeout of a few milliseconds."""
     threads: int = 0
-    """Threads of each peer that take turns on tags of their own."""
+    """Threads of those peers that reduce by several threads."""
     interrupts: Interval | None = None
-    """The time between SIGINTs; None: there are none."""
     hang_s: float = 30.0
-    """The longest duration of a call."""
     token: bool = False
     encrypt: bool = False
     state_bytes: int = 4 << 20
@@ -72,7 +69,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.kill_master is not None and self.standbys == 0 if self.state is None else self.state
 
     def check(self) -> None:
-        """Raise PlanError for options that cannot be run."""
         limits = {"peers_max": (2, PEERS_MAX), "groups": (1, 4), "standbys": (0, 3), "threads": (0, 16)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
@@ -99,7 +95,6 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     """The argument of `python -m pccl.tools.stress.worker`, as JSON."""
 
     masters: str
-    """Addresses, separated by commas."""
     peer: int
     """Counts the processes of a run."""
     slot: int
@@ -131,7 +126,6 @@ class Joined(msgspec.Struct, tag=True, frozen=True):
     """connect() has returned. A session lasts until the loss of the master, an eviction, or the end."""
 
     session: int
-    world_size: int
 
 
 class Synced(msgspec.Struct, tag=True, frozen=True):
@@ -155,8 +149,7 @@ class SyncFailed(msgspec.Struct, tag=True, frozen=True):
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """A committed op."""
 
-    number: int
-    """The op's number in its step."""
+    tag: int
     participants: list[int]
     """Slots, read from the result."""
     world_size: int
@@ -171,7 +164,6 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
 
     lineage: int
     revision: int
-    """At the beginning of the step."""
     outcomes: list[Outcome]
     is_whole: bool
     """All ops were committed. If not, the peer is alone in its group."""
@@ -201,8 +193,6 @@ class Trouble(msgspec.Struct, tag=True, frozen=True):
 
 class Left(msgspec.Struct, tag=True, frozen=True):
     """close() has returned; the process ends."""
-
-    revision: int
 
 
 Message: TypeAlias = At | Joined | Synced | SyncFailed | Stepped | Cut | SessionOver | Trouble | Left

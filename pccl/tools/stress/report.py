@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -11,28 +10,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl.tools.harness import Closing
 from pccl.tools.stress.checker import Counts
 from pccl.tools.stress.plan import At, Plan
 
 LINE_EVERY_S = 10.0
-"""The interval of lines without a terminal."""
 
 
 class Disturbances(msgspec.Struct):
-    """The faults of a run."""
-
     started: int = 0
     killed: int = 0
     frozen: int = 0
     dismissed: int = 0
     partitions: int = 0
     masters_killed: int = 0
-    failover_s: float = 0.0
-    """The longest time from a new master's start to the end of the first step begun after it."""
     interrupted: int = 0
     peers_most: int = 0
-    """The most processes at once."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -43,18 +35,10 @@ class Report(msgspec.Struct, frozen=True):
     problems: list[str]
     logs: str | None
     """The folder with the logs, which is kept after a failure."""
-
-    @property
-    def passed(self) -> bool:
-        return not self.problems
+    passed: bool
 
 
-def to_json(report: Report) -> str:
-    facts: dict[str, Any] = {"passed": report.passed, **msgspec.to_builtins(report)}
-    return msgspec.json.format(msgspec.json.encode(facts)).decode()
-
-
-class Display(Closing):
+class Display:
     """The faults and, live below them, the positions of the peers."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
@@ -77,7 +61,6 @@ class Display(Closing):
             self._live.stop()
 
     def moved(self, seconds: float, peers: Mapping[int, At], counts: Counts, done: Disturbances) -> None:
-        """Show the state of the run. Called several times a second."""
         line = (
             f"{seconds:6.0f} s  {len(peers)} peers  {counts.steps} steps  {counts.ops_committed} ops  "
             f"{done.killed} killed  {done.dismissed} left  {done.frozen} frozen  {done.started} started  "

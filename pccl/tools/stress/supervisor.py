@@ -24,22 +24,21 @@ import msgspec
 
 from pccl import PCCLError
 from pccl.status import RunStatus, run_status
-from pccl.tools.harness import MASTER_READY, ONE_THREAD, Child, Closing, Processes, decoded
+from pccl.tools.harness import ONE_THREAD, Child, Processes, decoded, master_line
 from pccl.tools.stress.checker import Checker
 from pccl.tools.stress.faults import (
     MASTER,
     Action,
     Dismiss,
     Hit,
-    Losses,
     Partitions,
     Schedule,
     Start,
-    disturbances,
-    may_be_lost,
+    disturbance,
 )
 from pccl.tools.stress.network import host_of
 from pccl.tools.stress.plan import (
+    SLOTS,
     At,
     DropFrom,
     Joined,
@@ -52,21 +51,20 @@ from pccl.tools.stress.plan import (
     WorkerOptions,
 )
 from pccl.tools.stress.report import Display, Disturbances, Report
-from pccl.tools.stress.values import CHAIN_OPS, CHAINS, SLOTS, TAGS
 
 TICK_S = 0.25
 PEER_TIMEOUT_S = 5.0
+START_S = 10.0
+"""A connecting peer may find no master this long after a kill."""
 KILL_S = 2.0
 """A newcomer may be refused this long after a kill, because it has no link to the killed peer."""
+TWICE_CHANCE = 0.15
 AIM_FOR_S = 3.0
-"""The longest time that a hit waits for its aim."""
 LOOK_S = 1.0
-"""The time between two checks for second runs."""
 STATUS_S = 2.0
 STARTS_WITHIN = 3
 """A starting process may take this many times longer than a call."""
 STACKS_S = 3.0
-LOGS_KEPT = 40
 
 
 @dataclass
@@ -94,13 +92,7 @@ class Peer:
 
     @property
     def is_doomed(self) -> bool:
-        """Whether it is about to end, or has ended."""
         return self.is_dismissed or (self.hit is not None and self.hit.freeze_s is None)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether it takes part in ops."""
-        return self.is_joined and not self.is_doomed and self.thaw_at is None and self.stepped is not None
 
     def __str__(self) -> str:
         return f"peer {self.number} (slot {self.slot}, group {self.group})"
@@ -108,8 +100,6 @@ class Peer:
 
 @dataclass
 class Master:
-    """An address of a master and the process that serves it."""
-
     number: int
     process: Child
     address: str = ""
@@ -120,8 +110,8 @@ class Master:
         return f"standby {self.number}" if self.number else "the master"
 
 
-class Supervisor(Closing):
-    """One run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
+class Supervisor:
+    """One run: `run`, then `close`."""
 
     def __init__(self, plan: Plan, display: Display) -> None:
         self._plan = plan
@@ -129,28 +119,28 @@ class Supervisor(Closing):
         self._logs = Path(tempfile.mkdtemp(prefix="pccl-stress-"))
         self._keeps_logs = False
         self._events = (self._logs / "events.log").open("w", buffering=1)
-        self._ended: deque[Child] = deque()
         self._token = secrets.token_urlsafe() if plan.token or plan.encrypt else ""
         self._processes = Processes(self._environment(), self._logs)
         self._masters: list[Master] = []
         self._peers: dict[Child, Peer] = {}
         self._next_peer = 1
         self._free_slots = deque(range(SLOTS))
-        self._checker = Checker(TAGS + (CHAINS * CHAIN_OPS if plan.threads else 0))
+        self._checker = Checker()
         self._problems = self._checker.problems
         self._done = Disturbances()
         self._start_s = now = time.monotonic()
         self._killed_at = float("-inf")
-        self._master_listens_at: float | None = None
-        """The start of the last new master, until a step has ended that was begun after it."""
-        self._losses = Losses(plan.standbys > 0)
+        self._master_killed_at = float("-inf")
         self._partitions = Partitions(plan, Random(f"{plan.seed} partitions"))
         self._blocked: dict[Child, list[int]] = {}
         self._random = Random(f"{plan.seed} faults")
-        self._disturb_at = Schedule(plan.disturb_every, self._random, now)
-        self._partition_at = Schedule(plan.partition, self._random, now)
-        self._interrupt_at = Schedule(plan.interrupts, self._random, now)
-        self._kill_master_at = Schedule(plan.kill_master, self._random, now)
+        faults = (
+            (plan.disturb_every, self._disturb_peers),
+            (plan.partition, self._begin_partition),
+            (plan.interrupts, self._interrupt),
+            (plan.kill_master, self._replace_master),
+        )
+        self._faults = [(Schedule(every, self._random, now), make) for every, make in faults]
 
     def _environment(self) -> dict[str, str]:
         faulthandler = {"PYTHONFAULTHANDLER": "1"}  # the master writes its stacks on SIGABRT
@@ -166,7 +156,6 @@ class Supervisor(Closing):
             shutil.rmtree(self._logs)
 
     def run(self) -> Report:
-        """Run to the end of the time, or to the first problem."""
         try:
             self._run()
         except Exception:
@@ -179,6 +168,7 @@ class Supervisor(Closing):
             counts=self._checker.counts,
             disturbances=self._done,
             problems=list(self._problems),
+            passed=not self._problems,
             logs=str(self._logs) if self._problems else None,
         )
 
@@ -202,20 +192,10 @@ class Supervisor(Closing):
     def _disturb(self) -> None:
         end_s = time.monotonic() + 60 * self._plan.minutes
         while not self._problems and (now := time.monotonic()) < end_s:
-            peers = self._peers.values()
-            if self._disturb_at.is_due(now):
-                targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
-                doomed = sum(peer.is_doomed for peer in peers)
-                for action in disturbances(self._plan, self._random, len(peers), doomed, targets):
-                    self._act(action)
-            if self._partition_at.is_due(now):
-                self._begin_partition(now)
-            if self._interrupt_at.is_due(now):
-                self._interrupt()
-            if self._kill_master_at.is_due(now):
-                self._replace_master()
-            schedules = (self._disturb_at, self._partition_at, self._interrupt_at, self._kill_master_at)
-            self._wait(min(end_s, *(schedule.next_at for schedule in schedules)))
+            for schedule, make in self._faults:
+                if schedule.is_due(now):
+                    make()
+            self._wait(min(end_s, *(schedule.next_at for schedule, _ in self._faults)))
 
     def _come_together(self) -> None:
         """Wait until every peer takes part in an op with all others of its group."""
@@ -259,6 +239,16 @@ class Supervisor(Closing):
 
     # Faults of peers
 
+    def _disturb_peers(self) -> None:
+        """Disturb a peer, and sometimes another one at the same moment."""
+        for _ in range(2 if self._random.random() < TWICE_CHANCE else 1):
+            peers = self._peers.values()
+            targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
+            doomed = sum(peer.is_doomed for peer in peers)
+            action = disturbance(self._plan, self._random, len(peers), doomed, targets)
+            if action is not None:
+                self._act(action)
+
     def _act(self, action: Action) -> None:
         match action:
             case Start(group):
@@ -286,7 +276,7 @@ class Supervisor(Closing):
         now = time.monotonic()
         self._peers[process] = Peer(number, slot, group, process, At("starting", 0), now)
         self._checker.started(number, slot, group)
-        if self._losses.is_master_starting(now):
+        if self._is_master_starting(now):
             self._checker.excuse(number, now)
         self._block()
         self._note(f"start {self._peers[process]}")
@@ -357,7 +347,6 @@ class Supervisor(Closing):
         return self._processes.start(name, "pccl.tools.stress.network", host_of(MASTER - number), *arguments)
 
     def _leading(self) -> list[tuple[Master, RunStatus]]:
-        """Return the masters that lead a run, and its status."""
         found = []
         for master in self._masters:
             with suppress(PCCLError):
@@ -378,9 +367,9 @@ class Supervisor(Closing):
         self._done.masters_killed += 1
         master.process.popen.kill()
         master.process.popen.wait()
-        self._reap(master.process)
+        self._processes.reap(master.process)
         now = time.monotonic()
-        self._losses.master_killed(now)
+        self._master_killed_at = now
         master.starts += 1
         master.is_listening = False
         master.process = self._start_master(master.number, master.starts, master.address)
@@ -414,8 +403,10 @@ class Supervisor(Closing):
 
     # Partitions
 
-    def _begin_partition(self, now: float) -> None:
-        partition = self._partitions.begin(now, [peer.slot for peer in self._peers.values() if not peer.is_doomed])
+    def _begin_partition(self) -> None:
+        partition = self._partitions.begin(
+            time.monotonic(), [peer.slot for peer in self._peers.values() if not peer.is_doomed]
+        )
         if partition is not None:
             self._note(str(partition))
             self._done.partitions += 1
@@ -425,6 +416,8 @@ class Supervisor(Closing):
         for partition in self._partitions.heal(now):
             self._note(f"heal {partition}")
             self._block()
+            for peer in self._peers.values():
+                peer.stepped = None
 
     def _block(self) -> None:
         """Send every process the hosts whose packets it must drop, if they have changed."""
@@ -436,28 +429,22 @@ class Supervisor(Closing):
             if senders != before.get(process, []):
                 process.send(DropFrom([host_of(sender) for sender in senders]))
 
-    def _excuse_cut_off(self, now: float) -> None:
-        """Excuse peers that may be evicted: by a partition, or because too few are left for a master."""
-        peers = self._peers.values()
-        groups = {peer.slot: peer.group for peer in peers if peer.is_sound}
-        slots = {slot for each in self._partitions.active for slot in may_be_lost(each, groups)}
-        for peer in peers:
-            if peer.slot in slots:
-                peer.stepped = None
-            self._checker.partitioned(peer.number, peer.slot in slots, now)
-        sound = sum(peer.is_sound for peer in peers)
-        if self._losses.may_run_end(now, sound, sum(peer.is_joined for peer in peers) - sound):
-            for peer in peers:
-                self._checker.excuse(peer.number, now)
+    def _excuse_all(self, now: float) -> None:
+        """Excuse all peers while evictions cannot be judged. Standbys may lead at any moment, with too few peers."""
+        if self._plan.standbys or self._partitions.active or self._is_master_starting(now):
+            self._checker.excuse_all(now)
+
+    def _is_master_starting(self, now: float) -> bool:
+        return now < self._master_killed_at + START_S
 
     # Events
 
     def _wait(self, until_s: float) -> None:
-        """Handle the events of a moment, and whatever is due."""
         due = [at for peer in self._peers.values() for at in (peer.hit_at, peer.thaw_at) if at is not None]
         now = time.monotonic()
         timeout_s = max(0.0, min(until_s, now + TICK_S, self._partitions.heals_at, *due) - now)
         for process, line in self._processes.events(timeout_s):
+            self._excuse_all(time.monotonic())
             if process in self._peers:
                 self._handle(self._peers[process], line)
             else:
@@ -469,7 +456,7 @@ class Supervisor(Closing):
             elif peer.thaw_at is not None and now >= peer.thaw_at:
                 self._thaw(peer)
         self._heal(now)
-        self._excuse_cut_off(now)
+        self._excuse_all(now)
         self._checker.settle(now)
         self._look_for_hangs(now)
         positions = {peer.number: peer.at for peer in self._peers.values()}
@@ -487,24 +474,19 @@ class Supervisor(Closing):
             case At():
                 peer.at = message
                 if peer.hit is not None and peer.hit.aim == message.doing:
-                    peer.hit_at = now + peer.hit.delay_s
+                    peer.hit_at = now
                     peer.hit = replace(peer.hit, aim=None)
             case Joined():
                 peer.is_joined = True
                 peer.stepped = None
             case SessionOver(reason, is_own):
-                if not peer.is_joined and (now < self._killed_at + KILL_S or self._losses.is_master_starting(now)):
+                if not peer.is_joined and (now < self._killed_at + KILL_S or self._is_master_starting(now)):
                     self._checker.excuse(peer.number, now)
-                if is_own:
-                    self._losses.peer_lost(now, peer.group)
                 peer.is_joined = False
                 peer.stepped = None
                 self._note(f"{peer} {'left' if is_own else 'lost'} its session: {reason}")
             case Stepped():
                 peer.stepped = message
-                if message.outcomes:
-                    self._losses.stepped(peer.group, now - message.seconds)
-                    self._note_failover(now, now - message.seconds)
             case Left():
                 peer.has_left = True
         self._checker.receive(peer.number, message, now)
@@ -515,32 +497,17 @@ class Supervisor(Closing):
             return  # it was killed
         if isinstance(line, int):
             self._problems.append(f"{master} ended with {line}:\n{process.last_errors()}")
-        elif line.startswith(MASTER_READY):
-            master.address = line.removeprefix(MASTER_READY).decode().strip()
+        elif address := master_line(line)[0]:
+            master.address = address
             master.is_listening = True
-            if master.starts > 1:
-                self._master_listens_at = time.monotonic()
-
-    def _note_failover(self, now: float, begun_at: float) -> None:
-        if self._master_listens_at is not None and begun_at >= self._master_listens_at:
-            self._done.failover_s = max(self._done.failover_s, now - self._master_listens_at)
-            self._master_listens_at = None
 
     def _exited(self, peer: Peer, returncode: int) -> None:
         del self._peers[peer.process]
         self._free_slots.append(peer.slot)
         self._checker.ended(peer.number, time.monotonic())
-        self._losses.peer_lost(time.monotonic(), peer.group)
         if not peer.is_killed and not (returncode == 0 and peer.has_left):
             self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_errors()}")
-        self._reap(peer.process)
-
-    def _reap(self, process: Child) -> None:
-        """Close a process that has ended, and delete the oldest of LOGS_KEPT logs."""
-        self._processes.reap(process)
-        self._ended.append(process)
-        if len(self._ended) > LOGS_KEPT and (log := self._ended.popleft().log) is not None:
-            log.unlink()
+        self._processes.reap(peer.process)
 
     # Hangs
 

@@ -21,15 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
+from pccl.tools.stress.plan import SLOTS
 
-SLOTS = 16
 TAGS = 10
 """Concurrent ops of a step."""
-CHAINS = 2
-"""Further tags, for threads that take turns."""
-CHAIN_OPS = 12
-"""Consecutive ops on each of these tags."""
-CHAIN_BYTES_MAX = 1 << 12
 RUNS = 1 << 16
 """Permutations of the SLOTS keys."""
 COUNT_MAX = 2 * RUNS * SLOTS
@@ -50,9 +45,6 @@ class WrongResultError(Exception):
 
 @dataclass(frozen=True)
 class Op:
-    """One op of a step; the same on all peers."""
-
-    number: int
     tag: int
     dtype: str
     count: int
@@ -64,7 +56,6 @@ class Op:
     algorithm: ReduceAlgorithm | None
 
     def contribution(self, slot: int) -> Array:
-        """Return a new array."""
         return self._values({slot}, is_result=False)
 
     def participants(self, result: Array) -> frozenset[int]:
@@ -128,31 +119,14 @@ class Op:
         return f"tag {self.tag} ({self.op.name} of {self.count} {self.dtype}{how}{where})"
 
 
-def op_count(threads: int) -> int:
-    """Return the number of ops in a step."""
-    return TAGS + (CHAINS * CHAIN_OPS if threads else 0)
-
-
-def chains_of_step(seed: int, group: int, revision: int) -> list[list[Op]]:
-    """Return the chains of a step, each of consecutive ops on one tag."""
-    random = Random(f"{seed} {group} {revision} chains")
-    return [
-        [
-            _op(random, TAGS + chain * CHAIN_OPS + number, TAGS + chain, CHAIN_BYTES_MAX, False)
-            for number in range(CHAIN_OPS)
-        ]
-        for chain in range(CHAINS)
-    ]
-
-
 def ops_of_step(seed: int, group: int, revision: int, bytes_max: int) -> list[Op]:
     """Return the TAGS concurrent ops of a step: small ones, and sometimes a large one of at most `bytes_max`."""
     random = Random(f"{seed} {group} {revision}")
     large = random.randrange(TAGS) if random.random() < 0.15 else None
-    return [_op(random, tag, tag, bytes_max, tag == large) for tag in range(TAGS)]
+    return [_op(random, tag, bytes_max, tag == large) for tag in range(TAGS)]
 
 
-def _op(random: Random, number: int, tag: int, bytes_max: int, is_large: bool) -> Op:
+def _op(random: Random, tag: int, bytes_max: int, is_large: bool) -> Op:
     op = random.choices(
         [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.PROD], weights=[12, 2, 1, 1, 1]
     )[0]
@@ -175,7 +149,7 @@ def _op(random: Random, number: int, tag: int, bytes_max: int, is_large: bool) -
     if quantization is not None and quantization.bits == 4 and op is ReduceOp.AVG:
         op = ReduceOp.SUM
     algorithm = ReduceAlgorithm.RING if random.random() < 0.15 else None
-    return Op(number, tag, dtype, min(count, COUNT_MAX), op, positions, random.randrange(RUNS), quantization, algorithm)
+    return Op(tag, dtype, min(count, COUNT_MAX), op, positions, random.randrange(RUNS), quantization, algorithm)
 
 
 def _quantization(random: Random) -> QuantizationOptions:

@@ -2,11 +2,12 @@
 
     admit    are_peers_pending and, if so, update_topology
     sync     sync_shared_state, in every step
-    reduce   the ops of `values.ops_of_step`, and at the same time the chains of `values.chains_of_step`
+    reduce   the ops of `values.ops_of_step`
     apply    the state becomes a function of itself and of the results; revision += 1
 
-Aborted ops are retried by all_reduce_multiple_with_retry on some peers and over handles on others. Both mix because
-each peer keeps its lowest uncommitted tag in flight. A peer that is left alone ends the step with what was committed.
+Aborted ops are retried by all_reduce_multiple_with_retry on some peers, over handles on others, and by several threads
+on others (`Plan.threads`). All mix because each peer keeps its lowest uncommitted tag in flight. A peer that is left
+alone ends the step with what was committed.
 
 A SIGINT (`Plan.interrupts`) raises KeyboardInterrupt in a call of the main thread. After an interrupted wait for a
 handle the wait is repeated. After any other interrupted call, or OUTCOME_UNKNOWN, the op may have been committed on the
@@ -68,10 +69,9 @@ from pccl.tools.stress.plan import (
     Trouble,
     WorkerOptions,
 )
-from pccl.tools.stress.values import TAGS, Array, Op, WrongResultError, chains_of_step, ops_of_step
+from pccl.tools.stress.values import TAGS, Array, Op, WrongResultError, ops_of_step
 
 OPTIMIZE_EVERY = 16
-"""Revisions between two calls of optimize_topology."""
 SYNC_FAILURES_MAX = 20
 CUT_CHANCE = 0.02
 CUT_S_MAX = 0.05
@@ -105,12 +105,6 @@ class LeftSessionError(Exception):
         self.is_state_spoiled = is_state_spoiled
 
 
-def _worst(errors: list[Exception]) -> Exception:
-    """Return a broken promise rather than a left session rather than an error of the library."""
-    kinds = (LeftSessionError, PCCLError)
-    return min(errors, key=lambda error: sum(isinstance(error, kind) * (at + 1) for at, kind in enumerate(kinds)))
-
-
 class Marked:
     """Arrays that the library has given back with an error and must not touch any more."""
 
@@ -135,8 +129,6 @@ class Marked:
 
 
 class Buffers:
-    """The arrays that one op sends and receives."""
-
     def __init__(self, op: Op, step: int, slot: int, in_place: bool, marked: Marked) -> None:
         self.op = op
         self.aborts = 0
@@ -169,7 +161,6 @@ class Buffers:
         self._make()
 
     def reduce(self, communicator: Communicator, timeout_s: float | None) -> int:
-        """Reduce in a blocking call and return the world size."""
         return communicator.all_reduce(self._send, self._recv, timeout=timeout_s, **self._options).world_size
 
     def launch(self, communicator: Communicator) -> AsyncReduceHandle:
@@ -188,7 +179,6 @@ class Buffers:
         return ReduceOpDescriptor.from_numpy(self._send, self._recv, descriptor)
 
     def outcome(self, world_size: int) -> Outcome:
-        """Read the result of a committed op."""
         try:
             participants = sorted(self.op.participants(self._recv))
         except WrongResultError as error:
@@ -198,7 +188,7 @@ class Buffers:
         if self._slot not in participants:
             raise BrokenPromiseError(f"{self.op} was committed over slots {participants}, without this peer's")
         digest = blake3.blake3(self._recv.tobytes()).hexdigest(8)
-        return Outcome(self.op.number, participants, world_size, digest, self.aborts)
+        return Outcome(self.op.tag, participants, world_size, digest, self.aborts)
 
 
 class State:
@@ -242,7 +232,7 @@ class State:
 
     def advance(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            place = outcome.number % TAGS
+            place = outcome.tag
             self._digests[place] ^= np.uint64(int(outcome.digest, 16))
             start = int(self._digests[place] % np.uint64(len(self._weights)))
             self._weights[start : start + 1000] += np.float32(len(outcome.participants))
@@ -270,7 +260,8 @@ class Worker:
         self._has_left = False
         """This session was left after a call with an unknown outcome."""
         self._communicator = self._new_communicator()
-        self._reduce_all = self._random.choice((self._by_library, self._by_hand))
+        threaded = [self._by_threads] * 2 if options.plan.threads else []
+        self._reduce_all = self._random.choice([self._by_library, self._by_hand, *threaded])
         threading.Thread(target=self._obey, name="commands", daemon=True).start()
 
     def run(self) -> None:
@@ -294,7 +285,7 @@ class Worker:
         self._at("leaving")
         self._communicator.close()
         self._marked.check()
-        self._send(Left(self._state.shared.revision))
+        self._send(Left())
 
     def _obey(self) -> None:
         for command in harness.received(Command):
@@ -363,7 +354,7 @@ class Worker:
     def _run_session(self) -> None:
         self._at("connecting")
         self._group_call(partial(self._communicator.connect, CONNECT_ATTEMPTS), "connect")
-        self._send(Joined(self._session, self._communicator.world_size))
+        self._send(Joined(self._session))
         # A newcomer may continue where the others return from update_topology, or enter the loop at its top.
         enters_at_sync = self._random.random() < 0.5
         while not self._leave.is_set():
@@ -421,15 +412,13 @@ class Worker:
         ops = ops_of_step(plan.seed, self._options.group, revision, plan.reduce_bytes_max)
         # all_reduce_multiple_with_retry does not report which ops were committed: in place, the arrays show it.
         in_place = self._reduce_all == self._by_library
-        buffers = [self._buffers(op, revision, in_place or random.random() < 0.5) for op in ops]
+        slot = self._options.slot
+        buffers = [Buffers(op, revision, slot, in_place or random.random() < 0.5, self._marked) for op in ops]
         self._at("reducing")
         if plan.cut and random.random() < CUT_CHANCE:
             threading.Timer(random.random() * CUT_S_MAX, self._cut).start()
-        chains = chains_of_step(plan.seed, self._options.group, revision) if plan.threads else []
-        chained = [[self._buffers(op, revision, random.random() < 0.5) for op in chain] for chain in chains]
-        outcomes = self._reduce(buffers, chained)
-        buffers += [each for chain in chained for each in chain]
-        outcomes.sort(key=lambda outcome: outcome.number)
+        outcomes = self._reduce_all(buffers)
+        outcomes.sort(key=lambda outcome: outcome.tag)
         state.advance(outcomes)
         is_whole = len(outcomes) == len(buffers)
         if not is_whole and self._communicator.world_size > 1:
@@ -437,46 +426,11 @@ class Worker:
         retries = sum(each.aborts for each in buffers)
         self._send(Stepped(lineage, revision, outcomes, is_whole, False, retries, time.monotonic() - start_s))
 
-    def _buffers(self, op: Op, revision: int, in_place: bool) -> Buffers:
-        return Buffers(op, revision, self._options.slot, in_place, self._marked)
-
     def _cut(self) -> None:
         if cut_one(self._random, self._options.masters):
             self._send(Cut())
 
-    # Reduces
-
-    def _reduce(self, todo: list[Buffers], chains: list[list[Buffers]]) -> list[Outcome]:
-        """Reduce the ops and the chains, and return the committed ones: all, unless this peer is left alone."""
-        outcomes: list[Outcome] = []
-        errors: list[Exception] = []
-
-        def follow(chain: list[Buffers]) -> None:
-            """Reduce the ops of a chain one after the other, on threads that take turns."""
-            try:
-                with ThreadPoolExecutor(self._plan.threads) as pool:
-                    for each in chain:
-                        outcome = pool.submit(self._until_committed, each, self._random.random() < 0.5).result()
-                        if outcome is None:
-                            return
-                        outcomes.append(outcome)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=follow, args=(chain,)) for chain in chains]
-        for thread in threads:
-            thread.start()
-        try:
-            outcomes += self._reduce_all(todo)
-        except (LeftSessionError, PCCLError) as error:
-            if isinstance(error, PCCLError) and error.result not in RECONNECTS:
-                raise
-            errors.append(error)
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise _worst(errors)
-        return outcomes
+    # Reduces. Each function returns the committed ops: all, unless this peer is left alone.
 
     def _by_hand(self, todo: list[Buffers]) -> list[Outcome]:
         order = list(todo)
@@ -527,9 +481,17 @@ class Worker:
         buffers.aborts += 1
         return True
 
-    def _until_committed(self, buffers: Buffers, blocks: bool) -> Outcome | None:
+    def _by_threads(self, todo: list[Buffers]) -> list[Outcome]:
+        with ThreadPoolExecutor(self._plan.threads) as pool:
+            futures = [pool.submit(self._until_committed, each) for each in sorted(todo, key=lambda each: each.op.tag)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:  # a broken promise rather than a left session rather than an error of the library
+            raise min(errors, key=lambda error: (isinstance(error, PCCLError), isinstance(error, LeftSessionError)))
+        return [outcome for future in futures if (outcome := future.result()) is not None]
+
+    def _until_committed(self, buffers: Buffers) -> Outcome | None:
         """Reduce until the op is committed; None if this peer is left alone. Not for the main thread."""
-        if not blocks:
+        if self._random.random() < 0.5:
             return self._followed(buffers, self._launched(buffers))
         while True:
             try:
@@ -559,7 +521,7 @@ class Worker:
             except (PCCLError, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt):
                     why_left = "interrupted in all_reduce_multiple_with_retry"
-                elif error.result is Result.OUTCOME_UNKNOWN or self._has_left:
+                elif error.result is Result.OUTCOME_UNKNOWN:
                     why_left = str(error)
                 elif error.result is Result.TOO_FEW_PEERS:
                     is_alone = True
@@ -588,11 +550,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, worker.interrupt)
     try:
         worker.run()
-    except BrokenPromiseError as error:
-        worker.report(str(error))
-        sys.exit(1)
-    except Exception:
-        worker.report(f"an unexpected error:\n{traceback.format_exc()}")
+    except Exception as error:
+        is_found = isinstance(error, BrokenPromiseError)
+        worker.report(str(error) if is_found else f"an unexpected error:\n{traceback.format_exc()}")
         sys.exit(1)
     finally:
         # An interpreter that ends resets handled signals to their default, but not ignored ones.

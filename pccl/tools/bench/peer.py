@@ -1,9 +1,9 @@
-"""`pccl bench --master`: one peer of a benchmark whose other peers run the same command on other hosts.
+"""One peer of a benchmark: `pccl bench --master` on each host, or `python -m pccl.tools.bench.peer JSON` here.
 
-Peers agree by collectives of the run that is measured: a barrier before each timed part, and
-an all-reduce that makes each iteration's time that of its slowest rank, so all hosts print the same numbers. Raw ring
-and Gloo open ports of their own, at the local address of connections to the master, or another host if the master
-is on the same host.
+Peers agree by collectives of the run that is measured: an all-reduce makes each iteration's time that of its slowest
+rank, so all peers have the same rows. Raw ring and Gloo open ports of their own, at the local address of connections to
+the master, or another host if the master is on the same host. Peers of one machine synchronize by the raw ring's
+barrier, those of several by pccl's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
@@ -18,54 +20,88 @@ import msgspec
 import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp
-from pccl.tools.bench.cases import Memory, Rank, Ruler
+from pccl.tools import harness
+from pccl.tools.bench.cases import Memory, Ruler, measure_case
 from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases
 from pccl.tools.bench.raw_ring import join_ring
-from pccl.tools.bench.report import Row, row
+from pccl.tools.bench.report import KillPlan, Row, row
 from pccl.tools.report import ToolError
 
 SERVICE_TAG = 1 << 32
 """The tag of ops that are not measured. Cases count their tags from 0."""
 
 
-def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
-    """Measure as one peer of the run of `master` (HOST:PORT)."""
+COMMIT = "commit"
+
+
+class LocalPeer(msgspec.Struct, frozen=True):
+    """The argument of a local peer's process, as JSON."""
+
+    master: str
+    number: int
+    plan: Plan | None = None
+    kill: KillPlan | None = None
+    """Instead of a plan."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A reduce, between two readings of the machine-wide monotonic clock."""
+
+    start_s: float
+    end_s: float
+    verdict: str
+
+
+def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> Iterator[Row]:
+    """Measure as one peer of the run of `master` (HOST:PORT). With `is_local` all peers are on this machine."""
     (world_size,) = plan.peers
     todo = cases(plan)
-    rulers: dict[str, Ruler] | None = None
-    number = 0
     try:
-        with ExitStack() as resources:
-            for connections in plan.connections:
-                encrypt = True if plan.encrypt else None
-                with Communicator(master, connections=connections, encrypt=encrypt) as communicator:
-                    communicator.wait_for_peers(world_size)
-                    _check_agreement(communicator, plan)
-                    if rulers is None:
-                        number = communicator.membership.rank
-                        rulers = _join_rulers(plan, communicator, master, resources)
-                    rank = Rank(number, communicator.barrier, rulers, shares_machine=False)
-                    for case in todo:
-                        samples = rank.run(communicator, case)
-                        slowest_s = {name: _most(communicator, seconds) for name, seconds in samples.seconds.items()}
-                        memories = []
-                        if (memory := samples.memory) is not None:
-                            most = _most(communicator, [memory.scratch_bytes_max, memory.held_bytes_max])
-                            memories = [Memory(int(most[0]), int(most[1]))]
-                        yield row(world_size, connections, case, slowest_s, memories)
+        for connections in plan.connections:
+            encrypt = True if plan.encrypt else None
+            with ExitStack() as resources:
+                communicator = resources.enter_context(Communicator(master, connections=connections, encrypt=encrypt))
+                communicator.wait_for_peers(world_size)
+                _check_agreement(communicator, plan)
+                rulers = _join_rulers(plan, communicator, master, resources)
+                barrier = rulers[RAW_RING].barrier if is_local else communicator.barrier
+                for case in todo:
+                    samples = measure_case(case, communicator, barrier, rulers, shares_machine=is_local)
+                    slowest_s = {name: _most(communicator, seconds) for name, seconds in samples.seconds.items()}
+                    memory = None
+                    if samples.memory is not None:
+                        memory = Memory(*map(int, _most(communicator, msgspec.structs.astuple(samples.memory))))
+                    yield row(world_size, connections, case, slowest_s, memory)
     except (PCCLError, RuntimeError, OSError) as error:
         raise ToolError(str(error)) from error
 
 
+def reduce_until_loss(plan: KillPlan, master: str) -> Iterator[Step]:
+    """Reduce until a peer was lost and `steps_after` reduces were committed after it."""
+    with Communicator(master, connections=plan.connections) as communicator:
+        communicator.wait_for_peers(plan.peers)
+        template = np.random.default_rng().standard_normal(plan.bytes // 4, dtype=np.float32)
+        values = np.empty_like(template)
+        committed_after_loss = 0
+        while committed_after_loss < plan.steps_after:
+            values[:] = template
+            start_s = time.monotonic()
+            try:
+                world_size = communicator.all_reduce(values, op=ReduceOp.AVG).world_size
+                verdict = COMMIT
+                committed_after_loss += world_size < plan.peers
+            except PCCLError as error:
+                verdict = error.result.name
+            yield Step(start_s, time.monotonic(), verdict)
+
+
 def _most(communicator: Communicator, values: Sequence[float]) -> list[float]:
-    """Return the element-wise maximum over all peers."""
     found = np.array(values, np.float64)
     communicator.all_reduce(found, op=ReduceOp.MAX, tag=SERVICE_TAG)
     return [float(value) for value in found]
 
 
 def _gather(communicator: Communicator, text: str) -> list[str]:
-    """Return the texts of all peers by rank."""
     encoded = text.encode()
     (longest,) = _most(communicator, [len(encoded)])
     padded = np.zeros(int(longest), np.uint8)
@@ -144,3 +180,22 @@ def _host(address: str) -> str:
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") == 1 else address
+
+
+def main() -> None:
+    peer = msgspec.json.decode(sys.argv[1], type=LocalPeer)
+    if peer.kill is not None:
+        for step in reduce_until_loss(peer.kill, peer.master):
+            harness.send(step)
+        return
+    assert peer.plan is not None
+    try:
+        for measured in measure_as_one_peer(peer.plan, peer.master, is_local=True):
+            if peer.number == 0:
+                harness.send(measured)
+    except ToolError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
