@@ -1,27 +1,18 @@
 """The communicator for programs of trio and asyncio; `pccl.communicator` has the blocking one.
 
-Theory of operation. A session lives in a trio run. In a trio program that is the program's own. An asyncio program has
-none, so its sessions live in the trio run of the portal's thread, as those of blocking communicators do. `connect`
-chooses.
-
-*Group calls* and `connect` run as coroutines in the session's trio run. In asyncio the caller waits for a task in the
-portal, which a cancellation cancels, until the task has undone what it began.
-
-*Ops* are launched in the caller's thread, and their ends wake its event loop (`pccl.runtime.threads.waking`).
-
-*Cancellation.* trio raises it again at the next checkpoint, so a call whose op was committed first returns its result.
-asyncio raises it once, so it is always raised; the arrays of an op that was committed then hold the result.
+A session lives in a trio run: the program's own, or, for an asyncio program, that of the portal's thread, as the
+sessions of blocking communicators. `connect` chooses. Group calls run as coroutines there; in asyncio the caller waits
+for a task in the portal. Ops are launched in the caller's thread, and their ends wake its event loop.
 """
 
 from __future__ import annotations
 
 import inspect
-import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import trio
 
@@ -33,14 +24,13 @@ from pccl._options import CommunicatorOptions, holder_of
 from pccl._session_holder import SessionErrors, close_forgotten
 from pccl._timeouts import DEFAULT, Timeout, checked_s
 from pccl.communicator import ENFORCE_POPULAR, CommunicatorBase
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError
 from pccl.handle import (
     CANCEL_GRACE_S,
     INTERRUPT_GRACE_S,
     Retry,
     cancel,
     collective_info,
-    deadline,
     gave_up,
     reduce_info,
     require_outcome,
@@ -63,6 +53,7 @@ from pccl.types import (
 )
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @outside_graphs
@@ -103,8 +94,7 @@ class AsyncCommunicator(CommunicatorBase):
 
     async def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> None:
         """Do as `Communicator.connect`."""
-        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
-        await self._call("connect", lambda: self._inner.connect(attempts, timeout))
+        await self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
 
     async def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Do as `Communicator.close`. A cancellation does not end it."""
@@ -209,7 +199,7 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.all_gather`."""
-        return await self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
+        return await self._collective(_collectives.all_gather, timeout, send, recv, tag, algorithm, step)
 
     async def reduce_scatter(
         self,
@@ -223,8 +213,7 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.reduce_scatter`."""
-        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
-        return await self._collective(call, timeout, "reduce_scatter")
+        return await self._collective(_collectives.reduce_scatter, timeout, send, recv, op, tag, algorithm, step)
 
     async def broadcast(
         self,
@@ -237,7 +226,7 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.broadcast`."""
-        return await self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
+        return await self._collective(_collectives.broadcast, timeout, array, root, tag, algorithm, step)
 
     async def reduce(
         self,
@@ -252,9 +241,7 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.reduce`."""
-        return await self._collective(
-            _collectives.reduce(send, recv, op, root, tag, algorithm, step), timeout, "reduce"
-        )
+        return await self._collective(_collectives.reduce, timeout, send, recv, op, root, tag, algorithm, step)
 
     async def all_to_all(
         self,
@@ -268,8 +255,7 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.all_to_all`."""
-        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
-        return await self._collective(call, timeout, "all_to_all")
+        return await self._collective(_collectives.all_to_all, timeout, send, recv, send_counts, recv_counts, tag, step)
 
     async def gather(
         self,
@@ -282,7 +268,7 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.gather`."""
-        return await self._collective(_collectives.gather(send, recv, root, tag, step), timeout, "gather")
+        return await self._collective(_collectives.gather, timeout, send, recv, root, tag, step)
 
     async def scatter(
         self,
@@ -295,48 +281,43 @@ class AsyncCommunicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Do as `Communicator.scatter`."""
-        return await self._collective(_collectives.scatter(send, recv, root, tag, step), timeout, "scatter")
+        return await self._collective(_collectives.scatter, timeout, send, recv, root, tag, step)
 
     async def send(
         self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
     ) -> CollectiveInfo:
         """Do as `Communicator.send`."""
-        return await self._collective(_collectives.send(array, dst, tag, step), timeout, "send")
+        return await self._collective(_collectives.send, timeout, array, dst, tag, step)
 
     async def recv(
         self, array: Movable, *, src: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
     ) -> CollectiveInfo:
         """Do as `Communicator.recv`."""
-        return await self._collective(_collectives.recv(array, src, tag, step), timeout, "recv")
+        return await self._collective(_collectives.recv, timeout, array, src, tag, step)
 
     async def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
         """Do as `Communicator.barrier`."""
-        return await self._collective(_collectives.barrier(tag, step), timeout, "barrier")
+        return await self._collective(_collectives.barrier, timeout, tag, step)
 
     async def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
     ) -> ReduceInfo:
         """Do as `Communicator.all_reduce_multiple_with_retry`."""
-        name = "all_reduce_multiple_with_retry"
-        retry = Retry(descriptors, max_in_flight, name)
-        limit_s = self._inner.timeout_s(timeout, name)
-        end_s = deadline(limit_s)
-        session = self._inner.session(name)
-        self._is_at_home(name)
+        retry = Retry(self._inner, descriptors, max_in_flight, timeout)
+        self._is_at_home("all_reduce_multiple_with_retry")
         try:
-            while retry.launch(session):
-                left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
-                await PendingOp.async_wait_any(retry.in_flight, left_s)
-                retry.collect(session, limit_s)
+            while retry.launch():
+                await PendingOp.async_wait_any(retry.in_flight, retry.left_s)
+                retry.collect()
             return retry.info()
         except PCCLError as error:
-            cancel(session, retry.in_flight, limit_s)
+            retry.cancel()
             await _wait_all(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
                 await op.async_reclaim()
-            return retry.outcome(session, error)
+            return retry.outcome(error)
         except BaseException:
-            cancel(session, retry.in_flight)
+            cancel(retry.session, retry.in_flight)
             for op in retry.in_flight:
                 await op.async_reclaim()
             await _wait_all(retry.in_flight, INTERRUPT_GRACE_S)
@@ -378,9 +359,12 @@ class AsyncCommunicator(CommunicatorBase):
             portal.on_exit(self._inner)
             return await portal.current().call_from_asyncio(call)
 
-    async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
-        made = call(self._inner.view(func_name), func_name)
-        return collective_info(await self._run(made.spec, timeout, func_name), made, func_name)
+    async def _collective(
+        self, make: CallOf[P], timeout: Timeout, *arguments: P.args, **keywords: P.kwargs
+    ) -> CollectiveInfo:
+        name = make.__name__
+        made = make(self._inner.view(name), name, *arguments, **keywords)
+        return collective_info(await self._run(made.spec, timeout, name), made, name)
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:

@@ -18,41 +18,18 @@ from typing import Any
 
 from pccl._replacement import Replacement
 from pccl.errors import PCCLError, integer_argument
-from pccl.protocol.recording import (
-    SPAN_S_MAX,
-    Gap,
-    LinkSample,
-    OpRecord,
-    RecordedEvent,
-    Recording,
-    RecordingError,
-    from_json,
-    gaps,
-    recent,
-    to_json,
-    unpack,
-)
+from pccl.protocol.recording import SPAN_S_MAX, from_json, to_json, unpack
+from pccl.protocol.recording import Gap as Gap
+from pccl.protocol.recording import LinkSample as LinkSample
+from pccl.protocol.recording import OpRecord as OpRecord
+from pccl.protocol.recording import RecordedEvent as RecordedEvent
+from pccl.protocol.recording import Recording as Recording
+from pccl.protocol.recording import RecordingError as RecordingError
+from pccl.protocol.recording import gaps as gaps
+from pccl.protocol.recording import recent as recent
 from pccl.runtime.network.clients import fetch_any
 from pccl.status import ask_masters
 from pccl.types import Result
-
-__all__ = [
-    "Gap",
-    "LinkSample",
-    "OpRecord",
-    "PeerTrace",
-    "RecordedEvent",
-    "Recording",
-    "RecordingError",
-    "Trace",
-    "collect",
-    "cut",
-    "gaps",
-    "load",
-    "recent",
-    "save",
-]
-
 
 LAST_MAX = 2**63 - 1
 
@@ -165,8 +142,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         if known is None or known.recording is None or known.recording.taken_unix_ns < recording.taken_unix_ns:
             peers[recording.peer] = PeerTrace(recording.peer, recording.name, recording)
     if len(runs) > 1:
-        several = ", ".join(f"{run} ({path})" for run, path in runs.items())
-        raise RecordingError(f"these are recordings of different runs: {several}")
+        raise RecordingError(f"these are recordings of different runs: {', '.join(map(' in '.join, runs.items()))}")
     return Trace(next(iter(runs), ""), "", [peers[peer] for peer in sorted(peers)])
 
 

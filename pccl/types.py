@@ -170,10 +170,7 @@ class DataType(IntEnum):
             raise ValueError(
                 f"dtype {dtype.str!r} is byte-swapped: convert it with .astype({dtype.newbyteorder('=')!s})"
             )
-        found = _FROM_NUMPY_NAME.get(dtype.name)
-        if found is None:
-            raise ValueError(f"dtype {dtype} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
-        _FROM_NUMPY[dtype] = found
+        found = _FROM_NUMPY[dtype] = cls._from_name(dtype.name, f"dtype {dtype}")
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
@@ -192,11 +189,13 @@ class DataType(IntEnum):
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
         """Return the type of a torch dtype. ValueError if there is none."""
-        name = str(dtype).removeprefix("torch.")
-        found = _FROM_NUMPY_NAME.get(name)
-        if found is None:
-            raise ValueError(f"{dtype} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
-        return found
+        return cls._from_name(str(dtype).removeprefix("torch."), str(dtype))
+
+    @classmethod
+    def _from_name(cls, name: str, shown: str) -> DataType:
+        if name not in _FROM_NUMPY_NAME:
+            raise ValueError(f"{shown} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
+        return _FROM_NUMPY_NAME[name]
 
     def to_torch_dtype(self) -> Any:
         """Return the torch dtype."""
@@ -205,19 +204,9 @@ class DataType(IntEnum):
         return getattr(torch, _NUMPY_NAMES[self])
 
 
-_NUMPY_NAMES = {
-    DataType.UINT8: "uint8",
-    DataType.INT8: "int8",
-    DataType.UINT16: "uint16",
-    DataType.INT16: "int16",
-    DataType.UINT32: "uint32",
-    DataType.INT32: "int32",
-    DataType.UINT64: "uint64",
-    DataType.INT64: "int64",
-    DataType.FLOAT16: "float16",
-    DataType.BFLOAT16: "bfloat16",
-    DataType.FLOAT: "float32",
-    DataType.DOUBLE: "float64",
+_NUMPY_NAMES = {dtype: dtype.name.lower() for dtype in DataType} | {
+    DataType.FLOAT32: "float32",
+    DataType.FLOAT64: "float64",
 }
 _FROM_NUMPY: dict[Any, DataType] = {}
 """A cache by NumPy dtype, whose name is slow to get."""
