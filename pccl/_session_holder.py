@@ -428,6 +428,15 @@ class SessionHolder:
             func_name, timeout, lambda: session.group_call(kind), self._call_reason(session, kind)
         )
 
+    async def are_peers_pending(self, timeout: Timeout) -> bool:
+        return await self.group_call("are_peers_pending", Kind.ARE_PEERS_PENDING, timeout) > 0
+
+    async def update_topology(self, timeout: Timeout) -> None:
+        await self.group_call("update_topology", Kind.UPDATE_TOPOLOGY, timeout)
+
+    async def optimize_topology(self, timeout: Timeout) -> None:
+        await self.group_call("optimize_topology", Kind.OPTIMIZE_TOPOLOGY, timeout)
+
     async def wait_for_peers(self, count: int, timeout: Timeout) -> int:
         """Return the size of the group, once it has `count` peers or the others have gone on with fewer."""
         name = "wait_for_peers"

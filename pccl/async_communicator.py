@@ -10,50 +10,57 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
 from _pccl_torch import outside_graphs
-from pccl import _collectives
-from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
 from pccl._options import CommunicatorOptions, holder_of
 from pccl._session_holder import SessionErrors, close_forgotten
 from pccl._timeouts import DEFAULT, Timeout, checked_s
-from pccl.communicator import ENFORCE_POPULAR, CommunicatorBase
+from pccl.communicator import Communicator, CommunicatorBase
 from pccl.errors import PCCLError
 from pccl.handle import (
     CANCEL_GRACE_S,
     INTERRUPT_GRACE_S,
+    InfoOf,
     Retry,
     cancel,
     collective_info,
     gave_up,
-    reduce_info,
     require_outcome,
 )
-from pccl.protocol.messages import Kind
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads import portal, waking
-from pccl.shared_state import SharedState
 from pccl.types import (
     CollectiveInfo,
-    QuantizationOptions,
-    ReduceAlgorithm,
     ReduceInfo,
-    ReduceOp,
-    ReduceOperandDescriptor,
     Result,
-    SharedStateSyncInfo,
-    SharedStateSyncStrategy,
 )
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+def _coroutine(
+    method: Callable[Concatenate[Communicator, P], T],
+) -> Callable[Concatenate[AsyncCommunicator, P], Coroutine[Any, Any, T]]:
+    """Return a method of `Communicator` as a coroutine function, for `AsyncCommunicator`.
+
+    These methods only call `_call`, `_collective` or `_run`, which are coroutines there.
+    """
+    shared: Callable[..., Any] = method
+
+    @wraps(method)
+    async def awaited(self: AsyncCommunicator, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        result: T = await shared(self, *arguments, **keywords)
+        return result
+
+    return awaited
 
 
 @outside_graphs
@@ -92,9 +99,7 @@ class AsyncCommunicator(CommunicatorBase):
 
     # Life.
 
-    async def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> None:
-        """Do as `Communicator.connect`."""
-        await self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
+    connect = _coroutine(Communicator.connect)
 
     async def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Do as `Communicator.close`. A cancellation does not end it."""
@@ -124,180 +129,26 @@ class AsyncCommunicator(CommunicatorBase):
 
     # Group calls: they return when all accepted peers have made them.
 
-    async def admit_peers(
-        self,
-        state: SharedState | None = None,
-        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
-        *,
-        timeout: Timeout = DEFAULT,
-    ) -> bool:
-        """Do as `Communicator.admit_peers`."""
-        return await self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
-
-    async def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
-        """Do as `Communicator.are_peers_pending`."""
-        name = "are_peers_pending"
-        pending = await self._call(name, lambda: self._inner.group_call(name, Kind.ARE_PEERS_PENDING, timeout))
-        return pending > 0
-
-    async def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Do as `Communicator.update_topology`."""
-        name = "update_topology"
-        await self._call(name, lambda: self._inner.group_call(name, Kind.UPDATE_TOPOLOGY, timeout))
-
-    async def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
-        """Do as `Communicator.wait_for_peers`."""
-        return await self._call("wait_for_peers", lambda: self._inner.wait_for_peers(count, timeout))
-
-    async def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Do as `Communicator.optimize_topology`."""
-        name = "optimize_topology"
-        await self._call(name, lambda: self._inner.group_call(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
-
-    async def sync_shared_state(
-        self,
-        shared_state: SharedState,
-        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
-        *,
-        timeout: Timeout = DEFAULT,
-    ) -> SharedStateSyncInfo:
-        """Do as `Communicator.sync_shared_state`."""
-        name = "sync_shared_state"
-        return await self._call(name, lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
+    admit_peers = _coroutine(Communicator.admit_peers)
+    are_peers_pending = _coroutine(Communicator.are_peers_pending)
+    update_topology = _coroutine(Communicator.update_topology)
+    wait_for_peers = _coroutine(Communicator.wait_for_peers)
+    optimize_topology = _coroutine(Communicator.optimize_topology)
+    sync_shared_state = _coroutine(Communicator.sync_shared_state)
 
     # Collectives.
 
-    async def all_reduce(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        quantization: QuantizationOptions | None = None,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-    ) -> ReduceInfo:
-        """Do as `Communicator.all_reduce`."""
-        quantization = quantization if quantization is not None else quantization_options
-        spec = _collectives.all_reduce(
-            send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
-        )
-        return reduce_info(await self._run(spec, timeout, "all_reduce"), "all_reduce")
-
-    async def all_gather(
-        self,
-        send: Movable,
-        recv: Movable | None = None,
-        *,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.all_gather`."""
-        return await self._collective(_collectives.all_gather, timeout, send, recv, tag, algorithm, step)
-
-    async def reduce_scatter(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.reduce_scatter`."""
-        return await self._collective(_collectives.reduce_scatter, timeout, send, recv, op, tag, algorithm, step)
-
-    async def broadcast(
-        self,
-        array: Movable,
-        *,
-        root: int,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.broadcast`."""
-        return await self._collective(_collectives.broadcast, timeout, array, root, tag, algorithm, step)
-
-    async def reduce(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        root: int,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.reduce`."""
-        return await self._collective(_collectives.reduce, timeout, send, recv, op, root, tag, algorithm, step)
-
-    async def all_to_all(
-        self,
-        send: Movable,
-        recv: Movable | None = None,
-        *,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        tag: int = 0,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.all_to_all`."""
-        return await self._collective(_collectives.all_to_all, timeout, send, recv, send_counts, recv_counts, tag, step)
-
-    async def gather(
-        self,
-        send: Movable,
-        recv: Movable | None = None,
-        *,
-        root: int,
-        tag: int = 0,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.gather`."""
-        return await self._collective(_collectives.gather, timeout, send, recv, root, tag, step)
-
-    async def scatter(
-        self,
-        send: Movable | None,
-        recv: Movable,
-        *,
-        root: int,
-        tag: int = 0,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.scatter`."""
-        return await self._collective(_collectives.scatter, timeout, send, recv, root, tag, step)
-
-    async def send(
-        self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
-    ) -> CollectiveInfo:
-        """Do as `Communicator.send`."""
-        return await self._collective(_collectives.send, timeout, array, dst, tag, step)
-
-    async def recv(
-        self, array: Movable, *, src: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
-    ) -> CollectiveInfo:
-        """Do as `Communicator.recv`."""
-        return await self._collective(_collectives.recv, timeout, array, src, tag, step)
-
-    async def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        """Do as `Communicator.barrier`."""
-        return await self._collective(_collectives.barrier, timeout, tag, step)
+    all_reduce = _coroutine(Communicator.all_reduce)
+    all_gather = _coroutine(Communicator.all_gather)
+    reduce_scatter = _coroutine(Communicator.reduce_scatter)
+    broadcast = _coroutine(Communicator.broadcast)
+    reduce = _coroutine(Communicator.reduce)
+    all_to_all = _coroutine(Communicator.all_to_all)
+    gather = _coroutine(Communicator.gather)
+    scatter = _coroutine(Communicator.scatter)
+    send = _coroutine(Communicator.send)
+    recv = _coroutine(Communicator.recv)
+    barrier = _coroutine(Communicator.barrier)
 
     async def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
@@ -364,11 +215,11 @@ class AsyncCommunicator(CommunicatorBase):
     ) -> CollectiveInfo:
         name = make.__name__
         made = make(self._inner.view(name), name, *arguments, **keywords)
-        return collective_info(await self._run(made.spec, timeout, name), made, name)
+        return await self._run(made.spec, timeout, name, partial(collective_info, made))
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
-        """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is cancelled."""
+    async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:
+        """Do as `Communicator._run`, also if the caller is cancelled."""
         session = self._inner.session(func_name)
         self._is_at_home(func_name)
         limit_s = self._inner.timeout_s(timeout, func_name)
@@ -389,7 +240,7 @@ class AsyncCommunicator(CommunicatorBase):
             if not isinstance(error, trio.Cancelled) or op.is_given_up or op.has_failed:
                 raise
         require_outcome(session, [op], func_name)
-        return op
+        return info_of(op, func_name)
 
 
 async def _wait_all(ops: Sequence[PendingOp], limit_s: float) -> None:

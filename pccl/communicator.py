@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument
 from pccl.handle import (
     CANCEL_GRACE_S,
+    InfoOf,
     Launch,
     Retry,
     collective_info,
@@ -27,7 +29,6 @@ from pccl.handle import (
     require_outcome,
     wait_all,
 )
-from pccl.protocol.messages import Kind
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -200,7 +201,7 @@ class Communicator(CommunicatorBase):
             PCCLError: MASTER_CONNECTION_FAILED if no master answers or it refuses this peer; RANK_CONNECTION_FAILED if
                 no link to another peer can be made; INVALID_USAGE if it is connected already; TIMEOUT.
         """
-        self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
+        return self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
 
     def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Leave the run. Ops in flight fail here; the others settle them as after a loss.
@@ -268,8 +269,7 @@ class Communicator(CommunicatorBase):
 
         It also returns False if the others are in a group call that cannot meet this one.
         """
-        name = "are_peers_pending"
-        return self._call(name, lambda: self._inner.group_call(name, Kind.ARE_PEERS_PENDING, timeout)) > 0
+        return self._call("are_peers_pending", lambda: self._inner.are_peers_pending(timeout))
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Admit all waiting newcomers. A group call of all peers.
@@ -278,8 +278,7 @@ class Communicator(CommunicatorBase):
             PCCLError: PENDING_ASYNC_OPS while own ops are in flight; INVALID_USAGE if the other peers wait in calls
                 that can never meet this one.
         """
-        name = "update_topology"
-        self._call(name, lambda: self._inner.group_call(name, Kind.UPDATE_TOPOLOGY, timeout))
+        return self._call("update_topology", lambda: self._inner.update_topology(timeout))
 
     def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
         """Admit newcomers until the peer group has `count` peers, and return its size.
@@ -301,8 +300,7 @@ class Communicator(CommunicatorBase):
         Raises:
             PCCLError: as `update_topology`.
         """
-        name = "optimize_topology"
-        self._call(name, lambda: self._inner.group_call(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
+        return self._call("optimize_topology", lambda: self._inner.optimize_topology(timeout))
 
     def sync_shared_state(
         self,
@@ -324,8 +322,7 @@ class Communicator(CommunicatorBase):
                 overwritten); INVALID_ARGUMENT if peers list different tensors; INVALID_USAGE if SEND_ONLY peers differ;
                 PENDING_ASYNC_OPS while own ops are in flight; INTERNAL_ERROR if a device failed.
         """
-        name = "sync_shared_state"
-        return self._call(name, lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
+        return self._call("sync_shared_state", lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
 
     # Collectives.
 
@@ -366,7 +363,7 @@ class Communicator(CommunicatorBase):
         spec = _collectives.all_reduce(
             send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
         )
-        return reduce_info(self._run(spec, timeout, "all_reduce"), "all_reduce")
+        return self._run(spec, timeout, "all_reduce", reduce_info)
 
     def all_gather(
         self,
@@ -561,10 +558,11 @@ class Communicator(CommunicatorBase):
     ) -> CollectiveInfo:
         name = make.__name__
         made = make(self._inner.view(name), name, *arguments, **keywords)
-        return collective_info(self._run(made.spec, timeout, name), made, name)
+        return self._run(made.spec, timeout, name, partial(collective_info, made))
 
-    def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
-        """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is interrupted."""
+    def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:
+        """Launch an op, wait for its end, and return `info_of(op, func_name)`. Abort it on all peers if the time passes
+        or the caller is interrupted."""
         holder = self._inner
         limit_s = holder.default_timeout_s if timeout is DEFAULT else holder.timeout_s(timeout, func_name)
         session = holder.session(func_name)
@@ -586,7 +584,7 @@ class Communicator(CommunicatorBase):
             raise
         if op.is_given_up or op.result is None:
             require_outcome(session, [op], func_name)
-        return op
+        return info_of(op, func_name)
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import trio
@@ -45,6 +46,8 @@ TAGS_NAMED_MAX = 8
 
 Info = TypeVar("Info")
 T = TypeVar("T")
+InfoOf = Callable[[PendingOp, str], T]
+"""Returns the result of an op that is over, or raises its error for the call of that name."""
 P = ParamSpec("P")
 
 
@@ -93,7 +96,7 @@ def reduce_info(op: PendingOp, func_name: str) -> ReduceInfo:
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
-def collective_info(op: PendingOp, call: CollectiveCall, func_name: str) -> CollectiveInfo:
+def collective_info(call: CollectiveCall, op: PendingOp, func_name: str) -> CollectiveInfo:
     """Return the result of another collective that is over. Errors as `delivered`."""
     result = delivered(op, func_name)
     return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, call.array())
@@ -178,7 +181,7 @@ class Handle(Generic[Info]):
     thread's current stream.
     """
 
-    def __init__(self, op: PendingOp, session: PeerSession, info_of: Callable[[PendingOp, str], Info]) -> None:
+    def __init__(self, op: PendingOp, session: PeerSession, info_of: InfoOf[Info]) -> None:
         self._was_asked = False
         self._op = op
         self._session = session
@@ -299,7 +302,7 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
     """Another collective in flight. See `Handle`."""
 
     def __init__(self, op: PendingOp, session: PeerSession, call: CollectiveCall) -> None:
-        super().__init__(op, session, lambda op, func_name: collective_info(op, call, func_name))
+        super().__init__(op, session, partial(collective_info, call))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the op is over or `timeout` seconds have passed. It may be called again.
