@@ -19,9 +19,9 @@ import numpy as np
 
 from pccl.devices import torch_cuda
 from pccl.devices.device import Device
-from pccl.errors import PCCLError
+from pccl.errors import invalid
 from pccl.runtime.extension import ffi
-from pccl.types import DataType, Result
+from pccl.types import DataType
 
 _ADDRESS = ffi.typeof("uintptr_t")
 _numpy_types: dict[np.dtype[Any], DataType] = {}
@@ -97,8 +97,7 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
         operand = known(array)
         if operand is not None:
             return operand
-    raise PCCLError(
-        Result.INVALID_ARGUMENT,
+    raise invalid(
         func_name,
         f"{role} must be a NumPy array, a torch tensor or a jax.Array, not {type(array).__name__}",
     )
@@ -113,7 +112,7 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         try:
             array = np.frombuffer(array, np.uint8)
         except (ValueError, BufferError) as error:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+            raise invalid(func_name, f"{role}: {error}") from None
     if not isinstance(array, np.ndarray):
         if is_jax(array):
             memory = _jax_view(array, _fail_for(role, func_name))
@@ -125,7 +124,7 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         bytes_of = str(array.dtype).removeprefix("torch.")
         return replace(operand, count=operand.count * array.element_size(), bytes_of=bytes_of)
     if array.dtype.hasobject:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} holds Python objects; pass numbers or bytes")
+        raise invalid(func_name, f"{role} holds Python objects; pass numbers or bytes")
     if _is_reducible(array):
         return resolve(array, role, func_name)
     operand = _from_numpy(array, role, func_name, DataType.UINT8)
@@ -170,9 +169,9 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
     if operand.wrap is not None:
         what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, what)
     if not operand.is_writable:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} is read-only")
+        raise invalid(func_name, f"{role} is read-only")
 
 
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
@@ -182,7 +181,7 @@ def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
     elif send.dtype is not recv.dtype:
         what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
     if what:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, what)
 
 
 def _is_reducible(array: Any) -> bool:
@@ -204,11 +203,9 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
         try:
             dtype = _numpy_types[array.dtype] = DataType.from_numpy_dtype(array.dtype)
         except ValueError as error:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+            raise invalid(func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
-        raise PCCLError(
-            Result.INVALID_ARGUMENT, func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})"
-        )
+        raise invalid(func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})")
     return Operand(_address(array), array.size, dtype, array.shape, array.flags.writeable, array)
 
 
@@ -221,7 +218,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _fail_for(role: str, func_name: str) -> Fail:
-    return lambda what: PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
+    return lambda what: invalid(func_name, f"{role} {what}")
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:

@@ -28,7 +28,7 @@ from pccl._arrays import (
 )
 from pccl.devices.device import Device
 from pccl.devices.staging import StagedArrays, Staging
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.protocol.completion import PAIR_TAG_MAX
 from pccl.protocol.peer import View
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Root
@@ -41,7 +41,6 @@ from pccl.types import (
     ReduceDescriptor,
     ReduceOp,
     ReduceOperandDescriptor,
-    Result,
 )
 
 TAG_MAX = 2**63 - 1
@@ -66,10 +65,9 @@ def _checked(
     op: Any, tag: int, tag_max: int, algorithm: Any, step: int | None, func_name: str
 ) -> tuple[int, int | None]:
     if not isinstance(op, ReduceOp):
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
+        raise invalid(func_name, f"op must be a ReduceOp, not {op!r}")
     if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
-        what = f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}")
     if step is not None:
         step = integer_argument("step", step, func_name, 0, STEP_MAX)
     if type(tag) is not int or not 0 <= tag <= tag_max:
@@ -92,7 +90,7 @@ def all_reduce(
     """Return the op of an all_reduce of the first `count` elements; None: all."""
 
     def fail(message: str) -> PCCLError:
-        return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
+        return invalid(func_name, message)
 
     source = resolve(send, "send", func_name)
     new_array = None
@@ -167,8 +165,7 @@ class ReduceOpDescriptor:
     def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
         given: Any = descriptor
         if not isinstance(given, ReduceDescriptor):
-            what = f"reduce_descriptor must be a ReduceDescriptor, not {given!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+            raise invalid(func_name, f"reduce_descriptor must be a ReduceDescriptor, not {given!r}")
         self.send = send
         self.recv = recv
         self.descriptor = descriptor
@@ -186,7 +183,7 @@ class ReduceOpDescriptor:
         )
         if self.spec.new_array is not None:
             what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+            raise invalid(func_name, what)
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
@@ -357,7 +354,7 @@ def all_to_all(
     target = _target_of(recv, func_name, source)
     if not source.shape:
         text = "send has no dimension to be divided among the peers; give it a first one, of world_size parts"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        raise invalid(func_name, text)
     counts = _checked_counts(send_counts, recv_counts, source.shape[0], func_name)
     placement = _Placed(source, target, recv, _exchanged(source, counts))
     shape, kind = source.shape[1:], Collective.ALL_TO_ALL
@@ -370,7 +367,7 @@ def _checked_counts(
 ) -> tuple[list[int], list[int]] | None:
 
     def fail(text: str) -> PCCLError:
-        return PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        return invalid(func_name, text)
 
     if send_counts is None and recv_counts is None:
         return None
@@ -420,7 +417,7 @@ def scatter(view: View, func_name: str, send: Any, recv: Any, root: int, tag: in
     source = None
     if named.peer == view.peer:
         if send is None:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, "send is None, but this peer is the root")
+            raise invalid(func_name, "send is None, but this peer is the root")
         source = resolve_bytes(send, "send", func_name)
         require_alike(source, target, func_name)
     placement = _Scattered(source, target)
@@ -494,7 +491,7 @@ def _pair(view: View, rank: int, role: str, is_sender: bool, func_name: str) -> 
     if not 0 <= rank < view.world_size or view.ring[rank] == view.peer:
         is_rank = 0 <= rank < view.world_size
         what = "this peer itself" if is_rank else f"not a rank of a group of {view.world_size} peers"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {rank} is {what}")
+        raise invalid(func_name, f"{role} {rank} is {what}")
     return Pair(view.ring[rank], is_sender)
 
 

@@ -26,8 +26,6 @@ class Replacement:
             if os.path.exists(self._path) and not stat.S_ISREG(os.stat(self._path).st_mode):
                 self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - closed by `__exit__`
                 return
-            if not os.path.basename(self._path):
-                raise FileNotFoundError(2, os.strerror(2))
             temporary = os.path.join(os.path.dirname(self._target), f".pccl-{os.urandom(8).hex()}.part")
             self._file = open(temporary, "xb", buffering=0)  # noqa: SIM115
             self._temporary = temporary

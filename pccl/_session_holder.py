@@ -25,7 +25,7 @@ import trio
 
 from pccl import _timeouts
 from pccl._timeouts import Default, Timeout
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer import View
 from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
@@ -493,9 +493,9 @@ class SessionHolder:
         """
         given: Any = state
         if not isinstance(strategy, SharedStateSyncStrategy):
-            raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
+            raise invalid(name, f"{strategy!r} is not a SharedStateSyncStrategy")
         if not isinstance(given, SharedState):
-            raise PCCLError(Result.INVALID_ARGUMENT, name, f"shared_state must be a SharedState, not {given!r}")
+            raise invalid(name, f"shared_state must be a SharedState, not {given!r}")
         session = self.session(name)
         tensors = [tensor.state_tensor() for tensor in state.tensors]
         transfer: Transfer | None = None

@@ -6,9 +6,8 @@ import os
 from numbers import Real
 from typing import Any
 
-from pccl.errors import PCCLError
+from pccl.errors import invalid
 from pccl.protocol.messages import MASTER_TIMEOUT_S
-from pccl.types import Result
 
 TIMEOUT_S_MAX = 1e9
 """About thirty years. A longer timeout is cut to it, so that no clock overflows."""
@@ -24,8 +23,7 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
     if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:
         return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout:
-        what = f"timeout {timeout!r} is not a number of seconds; None waits as long as it takes"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, f"timeout {timeout!r} is not a number of seconds; None waits as long as it takes")
     seconds: Any = min(max(timeout, 0), TIMEOUT_S_MAX)
     return float(seconds)
 
@@ -48,9 +46,7 @@ def master_timeout_s(given: Any, func_name: str) -> float:
             if given != given:
                 raise ValueError
         except ValueError:
-            raise PCCLError(
-                Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is not a number of seconds"
-            ) from None
+            raise invalid(func_name, f"PCCL_MASTER_TIMEOUT {text!r} is not a number of seconds") from None
     seconds = checked_s(given, func_name)
     assert seconds is not None
     return seconds

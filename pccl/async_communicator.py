@@ -8,7 +8,6 @@ for a task in the portal. Ops are launched in the caller's thread, and their end
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial, wraps
 from types import TracebackType
@@ -17,9 +16,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import trio
 
 from _pccl_torch import outside_graphs
-from pccl._collectives import CallOf, ReduceOpDescriptor
-from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, close_forgotten
+from pccl._collectives import ReduceOpDescriptor
+from pccl._session_holder import SessionErrors
 from pccl._timeouts import DEFAULT, Timeout, checked_s
 from pccl.communicator import Communicator, CommunicatorBase
 from pccl.errors import PCCLError
@@ -29,18 +27,13 @@ from pccl.handle import (
     InfoOf,
     Retry,
     cancel,
-    collective_info,
     gave_up,
     require_outcome,
 )
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads import portal, waking
-from pccl.types import (
-    CollectiveInfo,
-    ReduceInfo,
-    Result,
-)
+from pccl.types import ReduceInfo, Result
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -51,7 +44,7 @@ def _coroutine(
 ) -> Callable[Concatenate[AsyncCommunicator, P], Coroutine[Any, Any, T]]:
     """Return a method of `Communicator` as a coroutine function, for `AsyncCommunicator`.
 
-    These methods only call `_call`, `_collective` or `_run`, which are coroutines there.
+    These methods only call `_call`, or `_run` by `_collective`, which are coroutines there.
     """
     shared: Callable[..., Any] = method
 
@@ -76,26 +69,11 @@ class AsyncCommunicator(CommunicatorBase):
     the arrays hold the result (`step` keeps a repeated call from meeting the others' next one).
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        peer_group: int = 0,
-        connections: int = 0,
-        *,
-        timeout: float | None = None,
-        name: str | None = None,
-        token: str | None = None,
-        encrypt: bool | None = None,
-        options: CommunicatorOptions | None = None,
-        **old_names: Any,
-    ) -> None:
-        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
-        super().__init__(holder, is_blocking=False)
-        self._home: trio.lowlevel.TrioToken | None = None
-        """The session's trio run; None: that of the portal."""
-        self._is_settled = False
-        """Whether it has a home."""
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+    _is_blocking = False
+    _is_settled = False
+    """Whether it has a home."""
+    _home: trio.lowlevel.TrioToken | None = None
+    """The session's trio run; None: that of the portal."""
 
     # Life.
 
@@ -104,10 +82,7 @@ class AsyncCommunicator(CommunicatorBase):
     async def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Do as `Communicator.close`. A cancellation does not end it."""
         limit_s = checked_s(timeout, "close")
-        self._before_leaving.clear()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        if self._inner.begin_close() and not await self._call("close", partial(self._inner.close, reason, limit_s)):
+        if self._begin_close() and not await self._call("close", partial(self._inner.close, reason, limit_s)):
             raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on")
 
     async def __aenter__(self) -> AsyncCommunicator:
@@ -204,18 +179,10 @@ class AsyncCommunicator(CommunicatorBase):
         with SessionErrors(func_name):
             if self._is_at_home(func_name):
                 return await call()
-            if self._finalizer is None:
-                self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
-                self._finalizer.atexit = False
-            portal.on_exit(self._inner)
+            self._close_when_dropped()
             return await portal.current().call_from_asyncio(call)
 
-    async def _collective(
-        self, make: CallOf[P], timeout: Timeout, *arguments: P.args, **keywords: P.kwargs
-    ) -> CollectiveInfo:
-        name = make.__name__
-        made = make(self._inner.view(name), name, *arguments, **keywords)
-        return await self._run(made.spec, timeout, name, partial(collective_info, made))
+    _collective = Communicator._collective
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:

@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from _pccl_torch import outside_graphs
 from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
 from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, SessionHolder, close_forgotten
+from pccl._session_holder import SessionErrors, close_forgotten
 from pccl._timeouts import DEFAULT, Timeout
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.handle import (
     CANCEL_GRACE_S,
     InfoOf,
@@ -61,13 +61,29 @@ ENFORCE_POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
 
 
 class CommunicatorBase:
-    """What both communicators have that never waits."""
+    """The constructor of both communicators, and the methods that never wait."""
 
-    def __init__(self, holder: SessionHolder, is_blocking: bool) -> None:
+    _is_blocking: ClassVar[bool]
+
+    def __init__(
+        self,
+        address: str | None = None,
+        peer_group: int = 0,
+        connections: int = 0,
+        *,
+        timeout: float | None = None,
+        name: str | None = None,
+        token: str | None = None,
+        encrypt: bool | None = None,
+        options: CommunicatorOptions | None = None,
+        **old_names: Any,
+    ) -> None:
+        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
         self._inner = holder
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
         """Called at the end of a `with` block that ends without an exception, before it closes. `close` drops them."""
-        self.launch = Launch(holder, is_waited_in_thread=is_blocking)
+        self.launch = Launch(holder, is_waited_in_thread=self._is_blocking)
         """The collectives, launched: each of its methods returns a handle at once."""
         self.all_reduce_async = self.launch.all_reduce
         """The reference's name of `launch.all_reduce`."""
@@ -83,6 +99,20 @@ class CommunicatorBase:
             if new_name != name and not new_name.startswith("_") and hasattr(Launch, new_name):
                 return getattr(self.launch, new_name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _close_when_dropped(self) -> None:
+        """Make the session leave the run when this is garbage-collected or the interpreter exits."""
+        portal.on_exit(self._inner)
+        if self._finalizer is None:
+            self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
+            self._finalizer.atexit = False
+
+    def _begin_close(self) -> bool:
+        """Refuse further calls. Return whether the session is to be closed."""
+        self._before_leaving.clear()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return self._inner.begin_close()
 
     @property
     def is_connected(self) -> bool:
@@ -143,7 +173,7 @@ class CommunicatorBase:
             return len(view.group_sizes)
         if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
             return max(view.group_sizes.values())
-        raise PCCLError(Result.INVALID_ARGUMENT, "get_attribute", f"{attribute!r} is not an Attribute")
+        raise invalid("get_attribute", f"{attribute!r} is not an Attribute")
 
 
 @outside_graphs
@@ -166,23 +196,7 @@ class Communicator(CommunicatorBase):
         options: Rare options, as `CommunicatorOptions`. Its fields are also accepted here as keywords.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        peer_group: int = 0,
-        connections: int = 0,
-        *,
-        timeout: float | None = None,
-        name: str | None = None,
-        token: str | None = None,
-        encrypt: bool | None = None,
-        options: CommunicatorOptions | None = None,
-        **old_names: Any,
-    ) -> None:
-        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
-        super().__init__(holder, is_blocking=True)
-        self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
-        self._finalizer.atexit = False
+    _is_blocking = True
 
     # Life.
 
@@ -217,9 +231,7 @@ class Communicator(CommunicatorBase):
             PCCLError: TIMEOUT if `timeout` seconds pass first; leaving then goes on in the background.
         """
         limit_s = _timeouts.checked_s(timeout, "close")
-        self._before_leaving.clear()
-        self._finalizer.detach()
-        if self._inner.begin_close():
+        if self._begin_close():
             try:
                 portal.current().call(self._inner.close, reason, timeout_s=limit_s)
             except portal.PortalTimeoutError:
@@ -549,7 +561,7 @@ class Communicator(CommunicatorBase):
 
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the portal's trio run."""
-        portal.on_exit(self._inner)  # before there is a session, so that no exit of the interpreter misses one
+        self._close_when_dropped()  # before there is a session, so that no exit of the interpreter misses one
         with SessionErrors(func_name):
             return portal.current().call(call)
 

@@ -21,7 +21,7 @@ import trio
 
 from pccl import security
 from pccl._version import __version__
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, invalid
 from pccl.protocol.messages import PROTOCOL_VERSION
 from pccl.protocol.names import label
 from pccl.runtime.network import addresses
@@ -92,7 +92,7 @@ def examine(
         listen_at = addresses.parse(listen, default_port=0) if listen else ("", 0)
         advertised = addresses.parse(advertise, default_port=0) if advertise else None
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, "examine", str(error)) from None
+        raise invalid("examine", str(error)) from None
     found: list[Check] = []
     try:
         for host, port in masters:

@@ -17,7 +17,7 @@ from numbers import Real
 from typing import Any
 
 from pccl._replacement import Replacement
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import integer_argument, invalid
 from pccl.protocol.recording import SPAN_S_MAX, from_json, to_json, unpack
 from pccl.protocol.recording import Gap as Gap
 from pccl.protocol.recording import LinkSample as LinkSample
@@ -29,7 +29,6 @@ from pccl.protocol.recording import gaps as gaps
 from pccl.protocol.recording import recent as recent
 from pccl.runtime.network.clients import fetch_any
 from pccl.status import ask_masters
-from pccl.types import Result
 
 LAST_MAX = 2**63 - 1
 
@@ -107,14 +106,14 @@ def _checked_span(seconds: Any, func_name: str) -> float:
     given: Any = seconds
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= given < float("inf"):
         what = f"seconds {seconds!r}: must be a number of seconds; 0 looks as far back as is recorded"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, what)
     return float(min(given, SPAN_S_MAX))
 
 
 def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
     if isinstance(path, str | os.PathLike):
         return path
-    raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{path!r} is not the path of a file")
+    raise invalid(func_name, f"{path!r} is not the path of a file")
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
@@ -126,7 +125,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         RecordingError: A file is not a recording, or they are of different runs.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
-        raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")
+        raise invalid("load", f"paths {paths!r}: must be a list of paths")
     paths = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
@@ -149,7 +148,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
     """Return the last `seconds` of each recording, and the `last` ops; 0: all. Unfinished ops are always in it."""
     if not isinstance(trace, Trace):
-        raise PCCLError(Result.INVALID_ARGUMENT, "cut", f"trace must be a Trace, not {trace!r}")
+        raise invalid("cut", f"trace must be a Trace, not {trace!r}")
     seconds, last = _checked_span(seconds, "cut"), integer_argument("last", last, "cut", 0, LAST_MAX)
     peers = [
         peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
@@ -161,6 +160,6 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write a recording to a file that `load` and `pccl trace --files` read. After an error the former file remains."""
     if not isinstance(recording, Recording):
-        raise PCCLError(Result.INVALID_ARGUMENT, "save", f"recording must be a Recording, not {recording!r}")
+        raise invalid("save", f"recording must be a Recording, not {recording!r}")
     with Replacement(_checked_path(path, "save")) as file:
         file.write(to_json(recording))

@@ -21,7 +21,7 @@ from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, CollectiveCall, ReduceOpDescriptor
 from pccl._session_holder import SessionErrors, SessionHolder
 from pccl._timeouts import Timeout
-from pccl.errors import PCCLError, integer_argument, op_error
+from pccl.errors import PCCLError, integer_argument, invalid, op_error
 from pccl.protocol.peer import OpResult, alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
@@ -322,37 +322,6 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
 # Launching.
 
 
-@trio.lowlevel.enable_ki_protection
-def launched(
-    holder: SessionHolder,
-    spec: OpSpec,
-    func_name: str,
-    handle_of: Callable[[PendingOp, PeerSession], T],
-    is_waited_in_thread: bool,
-) -> T:
-    """Launch an op and return its handle. `is_waited_in_thread`: by a thread; then a small op takes the fast path."""
-    session = holder.session(func_name)
-    view = session.view if session.failure is None else holder.view(func_name)
-    if view is None or len(view.ring) < 2:
-        raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group if view is not None else 0))
-    ops = session.ops
-    is_overlapped = spec.pair is None
-    op = ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
-    op.waits = session.overlapped_waits if is_overlapped else None
-    try:
-        handle = handle_of(op, session)
-        if is_waited_in_thread:
-            ops.start(op)
-        else:
-            ops.launch(op)
-    except SessionError as error:  # the launch was refused
-        raise PCCLError(error.result, func_name, error.message) from None
-    except BaseException:
-        interrupted(session, [op])
-        raise
-    return handle
-
-
 @outside_graphs
 class Launch:
     """The collectives of a communicator, launched: `comm.launch.all_gather(x)` returns a handle at once.
@@ -366,14 +335,34 @@ class Launch:
         self._holder = holder
         self._is_waited_in_thread = is_waited_in_thread
 
+    @trio.lowlevel.enable_ki_protection
+    def _launched(self, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp, PeerSession], T]) -> T:
+        """Launch an op and return its handle. An interrupted launch is withdrawn."""
+        session = self._holder.session(func_name)
+        view = session.view if session.failure is None else self._holder.view(func_name)
+        if view is None or len(view.ring) < 2:
+            raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group if view is not None else 0))
+        ops = session.ops
+        is_overlapped = spec.pair is None
+        op = ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
+        op.waits = session.overlapped_waits if is_overlapped else None
+        try:
+            handle = handle_of(op, session)
+            if self._is_waited_in_thread:  # then a small op takes the fast path
+                ops.start(op)
+            else:
+                ops.launch(op)
+        except SessionError as error:  # the launch was refused
+            raise PCCLError(error.result, func_name, error.message) from None
+        except BaseException:
+            interrupted(session, [op])
+            raise
+        return handle
+
     def _collective(self, make: CallOf[P], *arguments: P.args, **keywords: P.kwargs) -> AsyncCollectiveHandle:
         name = f"launch.{make.__name__}"
         made = make(self._holder.view(name), name, *arguments, **keywords)
-
-        def handle_of(op: PendingOp, session: PeerSession) -> AsyncCollectiveHandle:
-            return AsyncCollectiveHandle(op, session, made)
-
-        return launched(self._holder, made.spec, name, handle_of, self._is_waited_in_thread)
+        return self._launched(made.spec, name, lambda op, session: AsyncCollectiveHandle(op, session, made))
 
     def all_reduce(
         self,
@@ -391,7 +380,7 @@ class Launch:
         name = "all_reduce_async"
         quantization = quantization if quantization is not None else quantization_options
         spec = _collectives.all_reduce(send, recv, op, tag, quantization, algorithm, step, operand_descriptor, name)
-        return launched(self._holder, spec, name, AsyncReduceHandle, self._is_waited_in_thread)
+        return self._launched(spec, name, AsyncReduceHandle)
 
     def all_gather(
         self,
@@ -486,14 +475,12 @@ class Retry:
         name = self._func_name = "all_reduce_multiple_with_retry"
         given: Any = descriptors
         if not isinstance(given, Sequence) or not all(isinstance(each, ReduceOpDescriptor) for each in given):
-            what = f"descriptors must be a list of ReduceOpDescriptor, not {given!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, name, what)
+            raise invalid(name, f"descriptors must be a list of ReduceOpDescriptor, not {given!r}")
         self._max_in_flight = integer_argument("max_in_flight", max_in_flight, name, 1)
         tags = [descriptor.spec.tag for descriptor in descriptors]
         repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
         if not descriptors or repeated:
-            what = f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops"
-            raise PCCLError(Result.INVALID_ARGUMENT, name, what)
+            raise invalid(name, f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops")
         self._specs = {descriptor.spec.tag: descriptor.spec for descriptor in descriptors}
         self._left = sorted(self._specs, reverse=True)
         self._infos: list[ReduceInfo] = []

@@ -19,9 +19,8 @@ from numbers import Real
 from typing import Any
 
 from pccl.communicator import Communicator, CommunicatorBase
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, invalid
 from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
-from pccl.types import Result
 
 try:
     from opentelemetry import metrics, trace
@@ -61,11 +60,9 @@ class Exporter:
         given: Any = communicator
         seconds: Any = interval
         if not isinstance(given, CommunicatorBase):
-            what = f"communicator must be a Communicator, not {communicator!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+            raise invalid("export", f"communicator must be a Communicator, not {communicator!r}")
         if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < interval <= INTERVAL_S_MAX:
-            what = f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]"
-            raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+            raise invalid("export", f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]")
         self._communicator = communicator
         self._interval_s = float(interval)
         self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)

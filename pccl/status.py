@@ -14,7 +14,7 @@ import trio
 
 from pccl import security
 from pccl._timeouts import checked_bound_s
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, invalid
 from pccl.protocol.names import label as label
 from pccl.protocol.names import peers_named as peers_named
 from pccl.protocol.status import Course as Course
@@ -74,7 +74,7 @@ def ask_masters(
         masters = addresses.parse_masters(address)
         return portal.current().call(request, masters, secret, context, timeout_s, *arguments)
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, str(error)) from None
+        raise invalid(func_name, str(error)) from None
     except NoAnswer as error:
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, func_name, str(error)) from None
     except trio.TooSlowError:

@@ -40,9 +40,8 @@ class Result(IntEnum):
     PENDING_ASYNC_OPS = 10
     """The call needs this peer's own ops to have ended."""
     UPDATE_TOPOLOGY_FAILED = 11
-    """Never raised; kept for scripts that were written for the reference library."""
+    """Never raised, as the next one: kept for scripts that were written for the reference library."""
     TOPOLOGY_OPTIMIZATION_FAILED = 12
-    """Never raised; kept for scripts that were written for the reference library."""
     TIMEOUT = 13
     """The caller's `timeout=` has passed. An op is aborted on all peers, or was never begun by this one."""
     OUTCOME_UNKNOWN = 14
