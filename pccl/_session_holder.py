@@ -67,10 +67,7 @@ T = TypeVar("T")
 
 
 class SessionErrors:
-    """A `with` block that turns errors of the session and of the portal into PCCLErrors of the call `func_name`.
-
-    A class, since every op enters it and a generator takes twice as many calls.
-    """
+    """A `with` block that turns errors of the session and of the portal into PCCLErrors of the call `func_name`."""
 
     def __init__(self, func_name: str) -> None:
         self._func_name = func_name
@@ -263,8 +260,7 @@ class SessionHolder:
             with trio.CancelScope(shield=True):
                 await session.close()
             raise search.failure(f"{self.address}: {TAKEN_ONLY}")
-        failure = session.failure
-        if failure is not None:
+        if (failure := session.failure) is not None:
             await session.over.wait()
             if failure.result is Result.MASTER_CONNECTION_FAILED:
                 raise SessionError(failure.result, f"{self.address}: {failure.message}")
@@ -273,28 +269,27 @@ class SessionHolder:
     async def _until_answered(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
         """Wait until a master has answered or the session is over. Warn at once if a master holds this peer."""
         scope = trio.CancelScope()
-        trio.lowlevel.spawn_system_task(self._note_hold, scope, session, search, warnings)
+
+        async def note_hold() -> None:
+            with scope, suppress(Exception):  # a warning must not end anything
+                for _ in range(HELD_ASKED_MAX):
+                    await trio.sleep(HELD_S)
+                    reason = await session.call_reasons.of_hold()
+                    if reason == "" or scope.cancel_called:
+                        return
+                    if reason is not None:
+                        search.standing = f"it holds newcomers: it waits for {reason}"
+                        text = f"connect is held at {session.master_address}: the master waits for {reason}"
+                        logger.warning("%s", text)
+                        warnings.close()  # that was the first
+                        warnings.enter_context(waiting("connect", self._connect_reason, logger))
+                        return
+
+        trio.lowlevel.spawn_system_task(note_hold)
         try:
             await session.until_answered()
         finally:
             scope.cancel()
-
-    async def _note_hold(
-        self, scope: trio.CancelScope, session: PeerSession, search: MasterSearch, warnings: ExitStack
-    ) -> None:
-        with scope, suppress(Exception):  # a warning must not end anything
-            for _ in range(HELD_ASKED_MAX):
-                await trio.sleep(HELD_S)
-                reason = await session.call_reasons.of_hold()
-                if reason == "" or scope.cancel_called:
-                    return
-                if reason is not None:
-                    search.standing = f"it holds newcomers: it waits for {reason}"
-                    text = f"connect is held at {session.master_address}: the master waits for {reason}"
-                    logger.warning("%s", text)
-                    warnings.close()  # that was the first
-                    warnings.enter_context(waiting("connect", self._connect_reason, logger))
-                    return
 
     @property
     def is_connected(self) -> bool:
@@ -467,8 +462,7 @@ class SessionHolder:
         return await self._bounded(name, timeout, gather, more)
 
     async def admit_peers(self, state: SharedState | None, strategy: SharedStateSyncStrategy, timeout: Timeout) -> bool:
-        """Admit waiting newcomers, and synchronize the state if there were any or it never was. Return whether either
-        happened."""
+        """Admit newcomers, and synchronize the state after that or for the first time. Return whether it did either."""
         name = "admit_peers"
         limit_s = self.timeout_s(timeout, name)
         end_s = float("inf") if limit_s is None else trio.current_time() + limit_s
@@ -487,10 +481,7 @@ class SessionHolder:
     async def sync_shared_state(
         self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: Timeout, name: str = "sync_shared_state"
     ) -> SharedStateSyncInfo:
-        """Take part in the group's sync and set the revision of `state`.
-
-        When it returns or raises, no copy to a device is under way.
-        """
+        """Take part in the group's sync and set the revision of `state`. On return no copy to a device is under way."""
         given: Any = state
         if not isinstance(strategy, SharedStateSyncStrategy):
             raise invalid(name, f"{strategy!r} is not a SharedStateSyncStrategy")

@@ -14,10 +14,7 @@ TIMEOUT_S_MAX = 1e9
 
 
 def checked_s(timeout: Any, func_name: str) -> float | None:
-    """Return a timeout in seconds, None for as long as it takes. INVALID_ARGUMENT if it is not a number.
-
-    A negative timeout becomes 0: it has passed already.
-    """
+    """Return a timeout in seconds, 0 for a negative one. INVALID_ARGUMENT if it is neither a number nor None."""
     if timeout is None:
         return None
     if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:
@@ -28,17 +25,8 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
     return float(seconds)
 
 
-def checked_bound_s(timeout: Any, func_name: str) -> float:
-    """Return a timeout as `checked_s` does, infinity for as long as it takes."""
-    seconds = checked_s(timeout, func_name)
-    return float("inf") if seconds is None else seconds
-
-
 def master_timeout_s(given: Any, func_name: str) -> float:
-    """Return how many seconds a peer looks for a master. INVALID_ARGUMENT if it is not a number.
-
-    If `given` is None they are those of PCCL_MASTER_TIMEOUT in the environment, else MASTER_TIMEOUT_S.
-    """
+    """Return how long a peer looks for a master: `given`, else PCCL_MASTER_TIMEOUT, else MASTER_TIMEOUT_S."""
     if given is None:
         text = os.environ.get("PCCL_MASTER_TIMEOUT", "")
         try:

@@ -10,13 +10,16 @@ for peer in collect("host:48148").peers:
 from __future__ import annotations
 
 import os
+import shutil
 import ssl
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
+from types import TracebackType
 from typing import Any
 
-from pccl._replacement import Replacement
 from pccl.errors import integer_argument, invalid
 from pccl.protocol.recording import SPAN_S_MAX, from_json, to_json, unpack
 from pccl.protocol.recording import Gap as Gap
@@ -163,3 +166,54 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> None:
         raise invalid("save", f"recording must be a Recording, not {recording!r}")
     with Replacement(_checked_path(path, "save")) as file:
         file.write(to_json(recording))
+
+
+class Replacement:
+    """A context for a file that is replaced as a whole, or not at all. OSErrors name the path.
+
+    The new content goes to a temporary file in the same folder, which is made first. Pipes and devices are written
+    directly.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._target = os.path.realpath(path)
+        self._temporary: str | None = None
+        try:
+            if os.path.exists(self._path) and not stat.S_ISREG(os.stat(self._path).st_mode):
+                self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - closed by `__exit__`
+                return
+            if not os.path.basename(self._path):
+                raise FileNotFoundError(2, os.strerror(2))
+            temporary = os.path.join(os.path.dirname(self._target), f".pccl-{os.urandom(8).hex()}.part")
+            self._file = open(temporary, "xb", buffering=0)  # noqa: SIM115
+            self._temporary = temporary
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from None
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def write(self, content: bytes) -> None:
+        """Write all of the content, and put it in place. To be called once."""
+        try:
+            with self._file as file:
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            if self._temporary is not None:
+                with suppress(OSError):  # there was none, or it is another user's
+                    shutil.copymode(self._target, self._temporary)
+                os.replace(self._temporary, self._target)
+                self._temporary = None
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._file.close()
+        if self._temporary is not None:
+            with suppress(OSError):
+                os.unlink(self._temporary)

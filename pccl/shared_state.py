@@ -1,9 +1,6 @@
 """The shared state: named tensors and a revision that all peers of a group keep bit-identical.
 
 `Communicator.sync_shared_state` compares it among peers and moves what differs.
-
-Tensors are held by reference, and a sync writes into them. Arrays of JAX cannot be written into: a `PytreeState` holds
-the values of a tree of them in memory of its own, and makes new arrays of it on demand.
 """
 
 from __future__ import annotations

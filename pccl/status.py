@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from pccl import security
-from pccl._timeouts import checked_bound_s
+from pccl._timeouts import checked_s
 from pccl.errors import PCCLError, invalid
 from pccl.protocol.names import label as label
 from pccl.protocol.names import peers_named as peers_named
@@ -67,7 +67,8 @@ def ask_masters(
     *arguments: Any,
 ) -> T:
     """Return the result of `request(masters, token, context, timeout_s, *arguments)`. PCCLError as `run_status`."""
-    timeout_s = checked_bound_s(timeout, func_name)
+    limit_s = checked_s(timeout, func_name)
+    timeout_s = float("inf") if limit_s is None else limit_s
     secret = security.token(token, func_name)
     context = security.client_tls(ssl_context, func_name)
     try:
