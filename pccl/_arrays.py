@@ -113,22 +113,18 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
             array = np.frombuffer(array, np.uint8)
         except (ValueError, BufferError) as error:
             raise invalid(func_name, f"{role}: {error}") from None
-    if not isinstance(array, np.ndarray):
-        if is_jax(array):
-            memory = _jax_view(array, _fail_for(role, func_name))
-            return replace(resolve_bytes(memory, role, func_name), wrap=_jax_maker(array))
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
-            return resolve(array, role, func_name)
-        operand = _from_torch(array, role, func_name, DataType.UINT8)
-        bytes_of = str(array.dtype).removeprefix("torch.")
-        return replace(operand, count=operand.count * array.element_size(), bytes_of=bytes_of)
-    if array.dtype.hasobject:
+    if is_jax(array):
+        memory = _jax_view(array, _fail_for(role, func_name))
+        return replace(resolve_bytes(memory, role, func_name), wrap=_jax_maker(array))
+    is_numpy, torch = isinstance(array, np.ndarray), sys.modules.get("torch")
+    if is_numpy and array.dtype.hasobject:
         raise invalid(func_name, f"{role} holds Python objects; pass numbers or bytes")
-    if _is_reducible(array):
+    is_known = is_numpy or (torch is not None and isinstance(array, torch.Tensor))
+    if not is_known or _is_reducible(array):
         return resolve(array, role, func_name)
-    operand = _from_numpy(array, role, func_name, DataType.UINT8)
-    return replace(operand, count=array.nbytes, bytes_of=str(array.dtype))
+    operand = (_from_numpy if is_numpy else _from_torch)(array, role, func_name, DataType.UINT8)
+    bytes_of = str(array.dtype).removeprefix("torch.")
+    return replace(operand, count=operand.count * array.dtype.itemsize, bytes_of=bytes_of)
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
@@ -186,10 +182,7 @@ def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
 
 def _is_reducible(array: Any) -> bool:
     try:
-        if isinstance(array, np.ndarray):
-            DataType.from_numpy_dtype(array.dtype)
-        else:
-            DataType.from_torch_dtype(array.dtype)
+        (DataType.from_numpy_dtype if isinstance(array, np.ndarray) else DataType.from_torch_dtype)(array.dtype)
     except ValueError:
         return False
     return True
@@ -228,9 +221,7 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
     if tensor.is_quantized:
         raise fail("is a quantized tensor; pass its dequantize(), or its int_repr()")
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
-        raise fail(
-            "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.Site"
-        )
+        raise fail("is a distributed tensor; pass its to_local(), to peers with the same shard: see pccl.training.Site")
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")
     device = torch_cuda.device_of(tensor)
@@ -266,19 +257,14 @@ def is_jax(array: Any) -> bool:
 def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
     jax: Any = sys.modules["jax"]
     if isinstance(array, jax.core.Tracer):
-        raise fail(
-            "is traced by JAX, and has no values yet; call pccl outside jit and grad, or through "
-            "jax.experimental.io_callback"
-        )
+        raise fail("is traced by JAX, without values yet; call pccl outside jit and grad, or through io_callback")
     if array.is_deleted():
         raise fail("has been deleted, or donated to a computation")
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         raise fail(f"holds {array.dtype}, which has no memory of its own; pass jax.random.key_data() of it")
     if len(array.sharding.device_set) != 1:
-        raise fail(
-            f"is spread over {len(array.sharding.device_set)} devices; pass what one device has of it, such as "
-            f"addressable_shards[0].data"
-        )
+        devices = len(array.sharding.device_set)
+        raise fail(f"is spread over {devices} devices; pass one device's part, such as addressable_shards[0].data")
     return np.ascontiguousarray(np.asarray(array)).reshape(array.shape)
 
 
@@ -345,11 +331,9 @@ class JaxLeaves:
             raise fail(f"tree structure mismatch: expected {self._structure}, got {structure}")
         for path, _, values in views:
             own = self.values[path]
-            if (values.shape, values.dtype) != (own.shape, own.dtype):
-                raise fail(
-                    f"leaf {path} is {values.dtype}{list(values.shape)}, and in the state it is "
-                    f"{own.dtype}{list(own.shape)}"
-                )
+            kind, own_kind = (f"{each.dtype}{list(each.shape)}" for each in (values, own))
+            if kind != own_kind:
+                raise fail(f"leaf {path} is {kind}, and in the state it is {own_kind}")
         for path, _, values in views:
             self.values[path][...] = values
 

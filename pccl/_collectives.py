@@ -245,10 +245,8 @@ class _Placed:
         if recv is None:
             return Buffers(0, 0, count, None, parts)
         if recv.count != layout.result:
-            raise ValueError(
-                f"recv has {recv.count} {_unit(send)}, but the result of rank {rank} of {world_size} has "
-                f"{layout.result}; leave recv out to get a new array"
-            )
+            what = f"recv has {recv.count} {_unit(send)}, but the result of rank {rank} of {world_size} has"
+            raise ValueError(f"{what} {layout.result}; leave recv out to get a new array")
         if _overlap(send, recv) and (own_offset is None or recv.address + own_offset != send.address):
             what = "which has to stay as it is" if own_offset is None else f"outside the part of rank {rank}"
             raise ValueError(f"recv overlaps send, {what}")
@@ -396,16 +394,12 @@ def _exchanged(send: Operand, counts: tuple[list[int], list[int]] | None) -> Lay
                     raise ValueError(f"{role} has {len(numbers)} numbers, but there are {world_size} peers")
             gives, gets = counts
             if gives[rank] != gets[rank]:
-                raise ValueError(
-                    f"rank {rank} sends itself {gives[rank]} rows and receives {gets[rank]} from itself: send_counts "
-                    f"and recv_counts differ at its own rank"
-                )
+                what = f"rank {rank} sends itself {gives[rank]} rows and receives {gets[rank]} from itself"
+                raise ValueError(f"{what}: send_counts and recv_counts differ at its own rank")
             rows, parts = sum(gets), ([each * row for each in gives], [each * row for each in gets])
         elif rows % world_size:
-            raise ValueError(
-                f"send has {rows} rows, which cannot be divided evenly among {world_size} peers; give send_counts "
-                f"and recv_counts"
-            )
+            what = f"send has {rows} rows, which cannot be divided evenly among {world_size} peers"
+            raise ValueError(f"{what}; give send_counts and recv_counts")
         return _Layout(max(send.count, rows * row), (rows, *send.shape[1:]), rows * row, parts=parts)
 
     return layout
@@ -439,10 +433,8 @@ class _Scattered:
         if send is None:
             return Buffers(0, recv.address, self._count, recv.owner)
         if send.count != self._count:
-            raise ValueError(
-                f"send has {send.count} {_unit(recv)}, but {world_size} peers receive {recv.count} each, "
-                f"{self._count} in all"
-            )
+            what = f"send has {send.count} {_unit(recv)}, but {world_size} peers receive {recv.count} each"
+            raise ValueError(f"{what}, {self._count} in all")
         if _overlap(send, recv) and send.address + rank * recv.size_bytes != recv.address:
             raise ValueError(f"recv overlaps send, outside the part of rank {rank}")
         return Buffers(send.address, recv.address, self._count, (send.owner, recv.owner))

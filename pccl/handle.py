@@ -66,10 +66,8 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
     if result.code is not Result.SUCCESS:
         raise op_error(result.code, func_name, result.reason)
     if op.is_given_up:
-        text = (
-            f"the other peers committed the op with tag {op.tag} after it was given up here; the arrays are unchanged"
-        )
-        raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text)
+        text = f"the other peers committed the op with tag {op.tag} after it was given up here"
+        raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, f"{text}; the arrays are unchanged")
     if op.source is not None:
         _deliver(op, op.source, func_name)
     return result
