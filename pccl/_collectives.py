@@ -445,7 +445,7 @@ class _Scattered:
         return StagedArrays(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)
 
 
-# Collectives in which a peer either sends one array or receives it.
+# One-way collectives: a peer sends an array or receives it.
 
 
 def broadcast(

@@ -7,7 +7,7 @@ exporter = pccl.otel.export(comm)
 exporter.close()
 
 A thread reads the flight recorder every few seconds, so ops do not wait for it. Ops that the recorder has dropped by
-then (it holds 4096) are not exported. An op for which a provider raises is lost.
+then (it holds 4096) are not exported, and neither is an op whose provider raises.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ class SharedState:
         """Make a state of a JAX tree of `jax.Array`s and NumPy arrays. The state has copies of the values.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if JAX is not imported, or for a leaf that is no such array, is spread over
-                several devices, or has a dtype that cannot be reduced.
+            PCCLError: INVALID_ARGUMENT if JAX is not imported, or for a leaf of another kind, on several
+                devices, or of a dtype that cannot be reduced.
         """
         return PytreeState(tree)
 

@@ -351,7 +351,7 @@ class ReduceInfo:
     membership: Membership | None = field(default=None, compare=False)
     """These peers, and this peer's rank among them. None for several ops whose peers were not the same."""
     array: Any = field(default=None, compare=False)
-    """The result as a new array, if `send` is a `jax.Array` and there is no `recv`."""
+    """The result as a new array, if `send` is a `jax.Array` without `recv`."""
 
     def __repr__(self) -> str:
         shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
