@@ -6,7 +6,7 @@ Groups of machines on different sites train one model over ordinary internet lin
 Names of the reference library that are not in `__all__` are importable too: see docs/compatibility.md.
 """
 
-# First, so that where nothing is installed its sentence is what one reads.
+# First, for its message about a missing extension.
 import pccl.runtime.extension  # noqa: F401
 
 # isort: split

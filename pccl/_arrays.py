@@ -19,9 +19,9 @@ import numpy as np
 
 from pccl.devices import torch_cuda
 from pccl.devices.device import Device
-from pccl.errors import PCCLError
+from pccl.errors import invalid
 from pccl.runtime.extension import ffi
-from pccl.types import DataType, Result
+from pccl.types import DataType
 
 _ADDRESS = ffi.typeof("uintptr_t")
 _numpy_types: dict[np.dtype[Any], DataType] = {}
@@ -97,8 +97,7 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
         operand = known(array)
         if operand is not None:
             return operand
-    raise PCCLError(
-        Result.INVALID_ARGUMENT,
+    raise invalid(
         func_name,
         f"{role} must be a NumPy array, a torch tensor or a jax.Array, not {type(array).__name__}",
     )
@@ -113,23 +112,19 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         try:
             array = np.frombuffer(array, np.uint8)
         except (ValueError, BufferError) as error:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
-    if not isinstance(array, np.ndarray):
-        if is_jax(array):
-            memory = _jax_view(array, _fail_for(role, func_name))
-            return replace(resolve_bytes(memory, role, func_name), wrap=_jax_maker(array))
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
-            return resolve(array, role, func_name)
-        operand = _from_torch(array, role, func_name, DataType.UINT8)
-        bytes_of = str(array.dtype).removeprefix("torch.")
-        return replace(operand, count=operand.count * array.element_size(), bytes_of=bytes_of)
-    if array.dtype.hasobject:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} holds Python objects; pass numbers or bytes")
-    if _is_reducible(array):
+            raise invalid(func_name, f"{role}: {error}") from None
+    if is_jax(array):
+        memory = _jax_view(array, _fail_for(role, func_name))
+        return replace(resolve_bytes(memory, role, func_name), wrap=_jax_maker(array))
+    is_numpy, torch = isinstance(array, np.ndarray), sys.modules.get("torch")
+    if is_numpy and array.dtype.hasobject:
+        raise invalid(func_name, f"{role} holds Python objects; pass numbers or bytes")
+    is_known = is_numpy or (torch is not None and isinstance(array, torch.Tensor))
+    if not is_known or _is_reducible(array):
         return resolve(array, role, func_name)
-    operand = _from_numpy(array, role, func_name, DataType.UINT8)
-    return replace(operand, count=array.nbytes, bytes_of=str(array.dtype))
+    operand = (_from_numpy if is_numpy else _from_torch)(array, role, func_name, DataType.UINT8)
+    bytes_of = str(array.dtype).removeprefix("torch.")
+    return replace(operand, count=operand.count * array.dtype.itemsize, bytes_of=bytes_of)
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
@@ -170,9 +165,9 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
     if operand.wrap is not None:
         what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, what)
     if not operand.is_writable:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} is read-only")
+        raise invalid(func_name, f"{role} is read-only")
 
 
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
@@ -182,15 +177,12 @@ def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
     elif send.dtype is not recv.dtype:
         what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
     if what:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, what)
 
 
 def _is_reducible(array: Any) -> bool:
     try:
-        if isinstance(array, np.ndarray):
-            DataType.from_numpy_dtype(array.dtype)
-        else:
-            DataType.from_torch_dtype(array.dtype)
+        (DataType.from_numpy_dtype if isinstance(array, np.ndarray) else DataType.from_torch_dtype)(array.dtype)
     except ValueError:
         return False
     return True
@@ -204,11 +196,9 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
         try:
             dtype = _numpy_types[array.dtype] = DataType.from_numpy_dtype(array.dtype)
         except ValueError as error:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+            raise invalid(func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
-        raise PCCLError(
-            Result.INVALID_ARGUMENT, func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})"
-        )
+        raise invalid(func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})")
     return Operand(_address(array), array.size, dtype, array.shape, array.flags.writeable, array)
 
 
@@ -221,7 +211,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _fail_for(role: str, func_name: str) -> Fail:
-    return lambda what: PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
+    return lambda what: invalid(func_name, f"{role} {what}")
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
@@ -231,9 +221,7 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
     if tensor.is_quantized:
         raise fail("is a quantized tensor; pass its dequantize(), or its int_repr()")
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
-        raise fail(
-            "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.Site"
-        )
+        raise fail("is a distributed tensor; pass its to_local(), to peers with the same shard: see pccl.training.Site")
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")
     device = torch_cuda.device_of(tensor)
@@ -269,19 +257,14 @@ def is_jax(array: Any) -> bool:
 def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
     jax: Any = sys.modules["jax"]
     if isinstance(array, jax.core.Tracer):
-        raise fail(
-            "is traced by JAX, and has no values yet; call pccl outside jit and grad, or through "
-            "jax.experimental.io_callback"
-        )
+        raise fail("is traced by JAX, without values yet; call pccl outside jit and grad, or through io_callback")
     if array.is_deleted():
         raise fail("has been deleted, or donated to a computation")
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         raise fail(f"holds {array.dtype}, which has no memory of its own; pass jax.random.key_data() of it")
     if len(array.sharding.device_set) != 1:
-        raise fail(
-            f"is spread over {len(array.sharding.device_set)} devices; pass what one device has of it, such as "
-            f"addressable_shards[0].data"
-        )
+        devices = len(array.sharding.device_set)
+        raise fail(f"is spread over {devices} devices; pass one device's part, such as addressable_shards[0].data")
     return np.ascontiguousarray(np.asarray(array)).reshape(array.shape)
 
 
@@ -348,11 +331,9 @@ class JaxLeaves:
             raise fail(f"tree structure mismatch: expected {self._structure}, got {structure}")
         for path, _, values in views:
             own = self.values[path]
-            if (values.shape, values.dtype) != (own.shape, own.dtype):
-                raise fail(
-                    f"leaf {path} is {values.dtype}{list(values.shape)}, and in the state it is "
-                    f"{own.dtype}{list(own.shape)}"
-                )
+            kind, own_kind = (f"{each.dtype}{list(each.shape)}" for each in (values, own))
+            if kind != own_kind:
+                raise fail(f"leaf {path} is {kind}, and in the state it is {own_kind}")
         for path, _, values in views:
             self.values[path][...] = values
 

@@ -1,9 +1,8 @@
 """The collectives: checks a caller's arguments and turns them into an op for the engine.
 
-`all_reduce` returns the op itself. The other functions return a `CallOf`, which makes the op from the caller's view,
-since a rank names a peer in that view. A result's size depends on the number of participants, which is known when the
-op starts: a `Placement` then checks the caller's array, or makes one. An array that does not fit fails the op on all
-peers. Elements that cannot be reduced travel as bytes.
+`all_reduce` returns the op itself, the other functions a `CollectiveCall`. A result's size depends on the number of
+participants, which is known when the op starts: a `Placement` then checks the caller's array, or makes one. An array
+that does not fit fails the op on all peers. Elements that cannot be reduced travel as bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from pccl._arrays import (
 )
 from pccl.devices.device import Device
 from pccl.devices.staging import StagedArrays, Staging
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.protocol.completion import PAIR_TAG_MAX
 from pccl.protocol.peer.view import View
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Root
@@ -42,7 +41,6 @@ from pccl.types import (
     ReduceDescriptor,
     ReduceOp,
     ReduceOperandDescriptor,
-    Result,
 )
 
 TAG_MAX = 2**63 - 1
@@ -58,18 +56,18 @@ class CollectiveCall(NamedTuple):
     array: Callable[[], Any]
 
 
-CallOf = Callable[[View, str], CollectiveCall]
-"""Makes a call from the view that its caller sees, for the method of that name (INVALID_ARGUMENT)."""
+P = ParamSpec("P")
+CallOf = Callable[Concatenate[View, str, P], CollectiveCall]
+"""A collective's function here: the caller's view, the name of its method for errors (INVALID_ARGUMENT), arguments."""
 
 
 def _checked(
     op: Any, tag: int, tag_max: int, algorithm: Any, step: int | None, func_name: str
 ) -> tuple[int, int | None]:
     if not isinstance(op, ReduceOp):
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
+        raise invalid(func_name, f"op must be a ReduceOp, not {op!r}")
     if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
-        what = f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}")
     if step is not None:
         step = integer_argument("step", step, func_name, 0, STEP_MAX)
     if type(tag) is not int or not 0 <= tag <= tag_max:
@@ -89,10 +87,10 @@ def all_reduce(
     func_name: str,
     count: int | None = None,
 ) -> OpSpec:
-    """Return the op of an all_reduce of the first `count` elements, None: of all."""
+    """Return the op of an all_reduce of the first `count` elements; None: all."""
 
     def fail(message: str) -> PCCLError:
-        return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
+        return invalid(func_name, message)
 
     source = resolve(send, "send", func_name)
     new_array = None
@@ -161,15 +159,13 @@ def all_reduce(
 class ReduceOpDescriptor:
     """One op of `all_reduce_multiple_with_retry`: its arrays and a `ReduceDescriptor`.
 
-    `from_torch` and `from_numpy` make one, and take arrays of either library. `recv` may be `send`; None reduces in
-    place.
+    `from_torch` and `from_numpy` make one, from arrays of either library. `recv` may be `send`; None reduces in place.
     """
 
     def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
         given: Any = descriptor
         if not isinstance(given, ReduceDescriptor):
-            what = f"reduce_descriptor must be a ReduceDescriptor, not {given!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+            raise invalid(func_name, f"reduce_descriptor must be a ReduceDescriptor, not {given!r}")
         self.send = send
         self.recv = recv
         self.descriptor = descriptor
@@ -187,7 +183,7 @@ class ReduceOpDescriptor:
         )
         if self.spec.new_array is not None:
             what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+            raise invalid(func_name, what)
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
@@ -249,18 +245,15 @@ class _Placed:
         if recv is None:
             return Buffers(0, 0, count, None, parts)
         if recv.count != layout.result:
-            raise ValueError(
-                f"recv has {recv.count} {_unit(send)}, but the result of rank {rank} of {world_size} has "
-                f"{layout.result}; leave recv out to get a new array"
-            )
+            what = f"recv has {recv.count} {_unit(send)}, but the result of rank {rank} of {world_size} has"
+            raise ValueError(f"{what} {layout.result}; leave recv out to get a new array")
         if _overlap(send, recv) and (own_offset is None or recv.address + own_offset != send.address):
             what = "which has to stay as it is" if own_offset is None else f"outside the part of rank {rank}"
             raise ValueError(f"recv overlaps send, {what}")
         return Buffers(send.address, recv.address, count, (send.owner, recv.owner), parts)
 
     def _new_memory(self, shape: tuple[int, ...]) -> Operand | None:
-        """Make the array for the result. None on a device: it is made with the result, in the waiting thread's
-        stream."""
+        """Make the array for the result. None on a device, where `_delivery` makes it in the waiter's stream."""
         if self._send.device is not None:
             return None
         self._array = empty_like(self._send, shape)
@@ -279,15 +272,14 @@ class _Placed:
         return StagedArrays(send.owner, self._delivery, layout.count, send.size_bytes, recv_bytes, parts=layout.parts)
 
 
-def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
-    def call(_: View, func_name: str) -> CollectiveCall:
-        source = resolve_bytes(send, "send", func_name)
-        target = _target_of(recv, func_name, source)
-        placement = _Placed(source, target, recv, _gathered(source))
-        spec = _spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
-
-    return call
+def all_gather(
+    _: View, func_name: str, send: Any, recv: Any, tag: int, algorithm: Any, step: int | None
+) -> CollectiveCall:
+    source = resolve_bytes(send, "send", func_name)
+    target = _target_of(recv, func_name, source)
+    placement = _Placed(source, target, recv, _gathered(source))
+    spec = _spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name, target=target)
+    return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
 
 def _gathered(send: Operand) -> LayoutOf:
@@ -298,71 +290,74 @@ def _gathered(send: Operand) -> LayoutOf:
     return layout
 
 
-def gather(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallOf:
-    def call(view: View, func_name: str) -> CollectiveCall:
-        named = _rooted(root, view, func_name)
-        is_root = named.peer == view.peer
-        source = resolve_bytes(send, "send", func_name)
-        target = _target_of(recv, func_name, source) if is_root else None
-        placement = _Placed(source, target, recv, _gathered(source), is_root)
-        spec = _spec_of(Collective.GATHER, source, placement, tag, None, step, func_name, named, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
-
-    return call
+def gather(view: View, func_name: str, send: Any, recv: Any, root: int, tag: int, step: int | None) -> CollectiveCall:
+    named = _rooted(root, view, func_name)
+    is_root = named.peer == view.peer
+    source = resolve_bytes(send, "send", func_name)
+    target = _target_of(recv, func_name, source) if is_root else None
+    placement = _Placed(source, target, recv, _gathered(source), is_root)
+    spec = _spec_of(Collective.GATHER, source, placement, tag, None, step, func_name, named, target=target)
+    return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
 
 def reduce_scatter(
-    send: Any, recv: Any, op: ReduceOp, tag: int, algorithm: ReduceAlgorithm | None, step: int | None
-) -> CallOf:
-    def call(_: View, func_name: str) -> CollectiveCall:
-        source = resolve(send, "send", func_name)
-        target = _target_of(recv, func_name, source)
+    _: View, func_name: str, send: Any, recv: Any, op: ReduceOp, tag: int, algorithm: Any, step: int | None
+) -> CollectiveCall:
+    source = resolve(send, "send", func_name)
+    target = _target_of(recv, func_name, source)
 
-        def layout(rank: int, world_size: int) -> _Layout:
-            part = source.count // world_size + (rank < source.count % world_size)
-            return _Layout(source.count, (part,), part)
+    def layout(rank: int, world_size: int) -> _Layout:
+        part = source.count // world_size + (rank < source.count % world_size)
+        return _Layout(source.count, (part,), part)
 
-        placement = _Placed(source, target, recv, layout)
-        kind = Collective.REDUCE_SCATTER
-        spec = _spec_of(kind, source, placement, tag, algorithm, step, func_name, reduce_op=op, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
-
-    return call
+    placement = _Placed(source, target, recv, layout)
+    kind = Collective.REDUCE_SCATTER
+    spec = _spec_of(kind, source, placement, tag, algorithm, step, func_name, reduce_op=op, target=target)
+    return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
 
 def reduce(
-    send: Any, recv: Any, op: ReduceOp, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None
-) -> CallOf:
-    def call(view: View, func_name: str) -> CollectiveCall:
-        named = _rooted(root, view, func_name)
-        is_root = named.peer == view.peer
-        source = resolve(send, "send", func_name)
-        target = _target_of(recv, func_name, source) if is_root else None
-        layout = _Layout(source.count, source.shape, source.count, own_offset=0)
-        placement = _Placed(source, target, recv, lambda rank, world_size: layout, is_root)
-        kind = Collective.REDUCE
-        spec = _spec_of(kind, source, placement, tag, algorithm, step, func_name, named, reduce_op=op, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
-
-    return call
+    view: View,
+    func_name: str,
+    send: Any,
+    recv: Any,
+    op: ReduceOp,
+    root: int,
+    tag: int,
+    algorithm: Any,
+    step: int | None,
+) -> CollectiveCall:
+    named = _rooted(root, view, func_name)
+    is_root = named.peer == view.peer
+    source = resolve(send, "send", func_name)
+    target = _target_of(recv, func_name, source) if is_root else None
+    layout = _Layout(source.count, source.shape, source.count, own_offset=0)
+    placement = _Placed(source, target, recv, lambda rank, world_size: layout, is_root)
+    kind = Collective.REDUCE
+    spec = _spec_of(kind, source, placement, tag, algorithm, step, func_name, named, reduce_op=op, target=target)
+    return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
 
 def all_to_all(
-    send: Any, recv: Any, send_counts: Counts | None, recv_counts: Counts | None, tag: int, step: int | None
-) -> CallOf:
-    def call(_: View, func_name: str) -> CollectiveCall:
-        source = resolve_bytes(send, "send", func_name)
-        target = _target_of(recv, func_name, source)
-        if not source.shape:
-            text = "send has no dimension to be divided among the peers; give it a first one, of world_size parts"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
-        counts = _checked_counts(send_counts, recv_counts, source.shape[0], func_name)
-        placement = _Placed(source, target, recv, _exchanged(source, counts))
-        shape, kind = source.shape[1:], Collective.ALL_TO_ALL
-        spec = _spec_of(kind, source, placement, tag, None, step, func_name, shape=shape, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
-
-    return call
+    _: View,
+    func_name: str,
+    send: Any,
+    recv: Any,
+    send_counts: Counts | None,
+    recv_counts: Counts | None,
+    tag: int,
+    step: int | None,
+) -> CollectiveCall:
+    source = resolve_bytes(send, "send", func_name)
+    target = _target_of(recv, func_name, source)
+    if not source.shape:
+        text = "send has no dimension to be divided among the peers; give it a first one, of world_size parts"
+        raise invalid(func_name, text)
+    counts = _checked_counts(send_counts, recv_counts, source.shape[0], func_name)
+    placement = _Placed(source, target, recv, _exchanged(source, counts))
+    shape, kind = source.shape[1:], Collective.ALL_TO_ALL
+    spec = _spec_of(kind, source, placement, tag, None, step, func_name, shape=shape, target=target)
+    return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
 
 def _checked_counts(
@@ -370,7 +365,7 @@ def _checked_counts(
 ) -> tuple[list[int], list[int]] | None:
 
     def fail(text: str) -> PCCLError:
-        return PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        return invalid(func_name, text)
 
     if send_counts is None and recv_counts is None:
         return None
@@ -399,36 +394,29 @@ def _exchanged(send: Operand, counts: tuple[list[int], list[int]] | None) -> Lay
                     raise ValueError(f"{role} has {len(numbers)} numbers, but there are {world_size} peers")
             gives, gets = counts
             if gives[rank] != gets[rank]:
-                raise ValueError(
-                    f"rank {rank} sends itself {gives[rank]} rows and receives {gets[rank]} from itself: send_counts "
-                    f"and recv_counts differ at its own rank"
-                )
+                what = f"rank {rank} sends itself {gives[rank]} rows and receives {gets[rank]} from itself"
+                raise ValueError(f"{what}: send_counts and recv_counts differ at its own rank")
             rows, parts = sum(gets), ([each * row for each in gives], [each * row for each in gets])
         elif rows % world_size:
-            raise ValueError(
-                f"send has {rows} rows, which cannot be divided evenly among {world_size} peers; give send_counts "
-                f"and recv_counts"
-            )
+            what = f"send has {rows} rows, which cannot be divided evenly among {world_size} peers"
+            raise ValueError(f"{what}; give send_counts and recv_counts")
         return _Layout(max(send.count, rows * row), (rows, *send.shape[1:]), rows * row, parts=parts)
 
     return layout
 
 
-def scatter(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallOf:
-    def call(view: View, func_name: str) -> CollectiveCall:
-        named = _rooted(root, view, func_name)
-        target, result = receiving(resolve_bytes(recv, "recv", func_name), recv, "recv", func_name)
-        source = None
-        if named.peer == view.peer:
-            if send is None:
-                raise PCCLError(Result.INVALID_ARGUMENT, func_name, "send is None, but this peer is the root")
-            source = resolve_bytes(send, "send", func_name)
-            require_alike(source, target, func_name)
-        placement = _Scattered(source, target)
-        spec = _spec_of(Collective.SCATTER, target, placement, tag, None, step, func_name, named, target=target)
-        return CollectiveCall(_staged(spec, target.device, placement.arrays), result)
-
-    return call
+def scatter(view: View, func_name: str, send: Any, recv: Any, root: int, tag: int, step: int | None) -> CollectiveCall:
+    named = _rooted(root, view, func_name)
+    target, result = receiving(resolve_bytes(recv, "recv", func_name), recv, "recv", func_name)
+    source = None
+    if named.peer == view.peer:
+        if send is None:
+            raise invalid(func_name, "send is None, but this peer is the root")
+        source = resolve_bytes(send, "send", func_name)
+        require_alike(source, target, func_name)
+    placement = _Scattered(source, target)
+    spec = _spec_of(Collective.SCATTER, target, placement, tag, None, step, func_name, named, target=target)
+    return CollectiveCall(_staged(spec, target.device, placement.arrays), result)
 
 
 class _Scattered:
@@ -445,10 +433,8 @@ class _Scattered:
         if send is None:
             return Buffers(0, recv.address, self._count, recv.owner)
         if send.count != self._count:
-            raise ValueError(
-                f"send has {send.count} {_unit(recv)}, but {world_size} peers receive {recv.count} each, "
-                f"{self._count} in all"
-            )
+            what = f"send has {send.count} {_unit(recv)}, but {world_size} peers receive {recv.count} each"
+            raise ValueError(f"{what}, {self._count} in all")
         if _overlap(send, recv) and send.address + rank * recv.size_bytes != recv.address:
             raise ValueError(f"recv overlaps send, outside the part of rank {rank}")
         return Buffers(send.address, recv.address, self._count, (send.owner, recv.owner))
@@ -459,21 +445,20 @@ class _Scattered:
         return StagedArrays(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)
 
 
-# Collectives in which a peer either sends one array or receives it.
+# One-way collectives: a peer sends an array or receives it.
 
 
-def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
-    def call(view: View, func_name: str) -> CollectiveCall:
-        named = _rooted(root, view, func_name)
-        operand = resolve_bytes(array, "array", func_name)
-        is_root = named.peer == view.peer
-        operand, result = (operand, lambda: array) if is_root else receiving(operand, array, "array", func_name)
-        buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
-        target = None if is_root else operand
-        spec = _spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named, target=target)
-        return CollectiveCall(_one_way(spec, operand, is_root), result)
-
-    return call
+def broadcast(
+    view: View, func_name: str, array: Any, root: int, tag: int, algorithm: Any, step: int | None
+) -> CollectiveCall:
+    named = _rooted(root, view, func_name)
+    operand = resolve_bytes(array, "array", func_name)
+    is_root = named.peer == view.peer
+    operand, result = (operand, lambda: array) if is_root else receiving(operand, array, "array", func_name)
+    buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
+    target = None if is_root else operand
+    spec = _spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named, target=target)
+    return CollectiveCall(_one_way(spec, operand, is_root), result)
 
 
 def _rooted(root: int, view: View, func_name: str) -> Root:
@@ -481,31 +466,24 @@ def _rooted(root: int, view: View, func_name: str) -> Root:
     return Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
 
 
-def send(array: Any, dst: int, tag: int, step: int | None) -> CallOf:
-    def call(view: View, func_name: str) -> CollectiveCall:
-        operand = resolve_bytes(array, "array", func_name)
-        pair = _pair(view, dst, "dst", True, func_name)
-        return CollectiveCall(_pair_spec(operand, pair, tag, step, func_name), lambda: array)
-
-    return call
+def send(view: View, func_name: str, array: Any, dst: int, tag: int, step: int | None) -> CollectiveCall:
+    operand = resolve_bytes(array, "array", func_name)
+    pair = _pair(view, dst, "dst", True, func_name)
+    return CollectiveCall(_pair_spec(operand, pair, tag, step, func_name), lambda: array)
 
 
-def recv(array: Any, src: int, tag: int, step: int | None) -> CallOf:
-    def call(view: View, func_name: str) -> CollectiveCall:
-        operand, result = receiving(resolve_bytes(array, "array", func_name), array, "array", func_name)
-        pair = _pair(view, src, "src", False, func_name)
-        return CollectiveCall(_pair_spec(operand, pair, tag, step, func_name), result)
-
-    return call
+def recv(view: View, func_name: str, array: Any, src: int, tag: int, step: int | None) -> CollectiveCall:
+    operand, result = receiving(resolve_bytes(array, "array", func_name), array, "array", func_name)
+    pair = _pair(view, src, "src", False, func_name)
+    return CollectiveCall(_pair_spec(operand, pair, tag, step, func_name), result)
 
 
 def _pair(view: View, rank: int, role: str, is_sender: bool, func_name: str) -> Pair:
     rank = integer_argument(role, rank, func_name)
     if not 0 <= rank < view.world_size or view.ring[rank] == view.peer:
-        what = (
-            "this peer itself" if 0 <= rank < view.world_size else f"not a rank of a group of {view.world_size} peers"
-        )
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {rank} is {what}")
+        is_rank = 0 <= rank < view.world_size
+        what = "this peer itself" if is_rank else f"not a rank of a group of {view.world_size} peers"
+        raise invalid(func_name, f"{role} {rank} is {what}")
     return Pair(view.ring[rank], is_sender)
 
 
@@ -517,12 +495,9 @@ def _pair_spec(operand: Operand, pair: Pair, tag: int, step: int | None, func_na
     return _one_way(spec._replace(pair=pair), operand, pair.is_sender)
 
 
-def barrier(tag: int, step: int | None) -> CallOf:
-    def call(_: View, func_name: str) -> CollectiveCall:
-        spec = _spec_of(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
-        return CollectiveCall(spec, lambda: None)
-
-    return call
+def barrier(_: View, func_name: str, tag: int, step: int | None) -> CollectiveCall:
+    spec = _spec_of(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
+    return CollectiveCall(spec, lambda: None)
 
 
 def _spec_of(
@@ -530,7 +505,7 @@ def _spec_of(
     given: Operand | None,
     buffers: Buffers | Placement,
     tag: int,
-    algorithm: ReduceAlgorithm | None,
+    algorithm: Any,
     step: int | None,
     func_name: str,
     root: Root | None = None,

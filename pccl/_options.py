@@ -10,11 +10,10 @@ from typing import Any
 
 from pccl import _timeouts, security
 from pccl._session_holder import SessionHolder
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import integer_argument, invalid
 from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
 from pccl.runtime.network import addresses
 from pccl.runtime.session.driver import SessionOptions
-from pccl.types import Result
 
 CONNECTIONS_DEFAULT = 2
 """Initial connections of a link. A single one stalls with its first lost packet."""
@@ -62,7 +61,7 @@ def holder_of(
 
     def check(is_fine: bool, message: str) -> None:
         if not is_fine:
-            raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", message)
+            raise invalid("Communicator", message)
 
     connections_name = "p2p_connection_pool_size" if "p2p_connection_pool_size" in old_names else "connections"
     connections = old_names.pop("p2p_connection_pool_size", connections)
@@ -84,7 +83,7 @@ def holder_of(
             host, parsed = addresses.parse(advertise, default_port=0)
             hosts, port = (host,), parsed or None
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
+        raise invalid("Communicator", str(error)) from None
     for what, given in (("name", name), ("site", rare.site)):
         must = f"must be printable text of {NAME_CHARACTERS_MAX} characters at most"
         check(given is None or (isinstance(given, str) and is_name(given)), f"{what} {given!r}: {must}")

@@ -3,24 +3,13 @@
 Both communicators have a `SessionHolder`. Its coroutines run in a trio run: that of the program for an
 `AsyncCommunicator` in trio, that of the portal's thread for one in asyncio and for `Communicator`.
 
-The search for a master (`MasterSearch`):
+`connect` looks for a master every ATTEMPT_INTERVAL_S, until a time known before the first attempt (a port that drops
+packets never answers) or for `n_attempts`, which then share that time equally. The bound ends with a master's first
+message: from then on the newcomer waits for the peers of the run, which admit it with `update_topology`.
 
-1. Attempts are ATTEMPT_INTERVAL_S apart, and go on for REACH_S or the caller's timeout: the master's machine may start
-   after this one. With `n_attempts` there are no more than these.
-2. They end at a time known before the first one: a port that drops packets never answers, and the system would go on
-   dialling it for minutes.
-3. Each of `n_attempts` gets an equal share of the time that is left, any other ATTEMPT_S; within an attempt each
-   address gets an equal share.
-4. A long search is logged after FIRST_S and then every EVERY_S (`protocol.wait_reasons`).
-
-The bound ends with a master's first message: then the newcomer waits for the peers of the run, which admit it when
-their program calls `update_topology`.
-
-`wait_for_peers`: every peer asks whether newcomers are waiting (`are_peers_pending`, the same answer on all), and if so
-all admit them. Peers may enter and leave this loop at different moments. A peer that sees enough peers leaves; another
-may then see one fewer, after a loss. So the master answers a question that the others are past (`PendingAnswer`), and
-the peer that gets ELSEWHERE leaves too. A peer that was interrupted between question and admission gets ADMITTING and
-joins the others in update_topology.
+`wait_for_peers`: every peer asks `are_peers_pending`, which has the same answer on all, and if newcomers wait all admit
+them. Peers may enter and leave this loop at different moments, so the master answers a question that the others are
+past with ELSEWHERE, which ends the loop, or with ADMITTING, which joins the others in update_topology.
 """
 
 from __future__ import annotations
@@ -28,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -35,7 +25,7 @@ import trio
 
 from pccl import _timeouts
 from pccl._timeouts import Default, Timeout
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer.view import View
 from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
@@ -77,10 +67,7 @@ T = TypeVar("T")
 
 
 class SessionErrors:
-    """A `with` block that turns errors of the session and of the portal into PCCLErrors of the call `func_name`.
-
-    A class, since every op enters it and a generator takes twice as many calls.
-    """
+    """A `with` block that turns errors of the session and of the portal into PCCLErrors of the call `func_name`."""
 
     def __init__(self, func_name: str) -> None:
         self._func_name = func_name
@@ -99,43 +86,6 @@ class SessionErrors:
             raise PCCLError(Result.NOT_INITIALIZED, self._func_name, str(error)) from None
 
 
-class _Limit:
-    """A context that is left after a time. Right before, `account` returns the peers that its call waits for, and where
-    to look."""
-
-    def __init__(self, limit_s: float, account: Callable[[], Awaitable[tuple[str, str]]]) -> None:
-        self.whom = self.where = ""
-        self._limit_s = limit_s
-        self._ask = account
-        self._scope = trio.CancelScope(deadline=trio.current_time() if limit_s <= 0 else float("inf"))
-        self._expiry = trio.CancelScope()
-
-    def __enter__(self) -> _Limit:
-        if self._limit_s > 0:
-            trio.lowlevel.spawn_system_task(self._expire)
-        self._scope.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        self._expiry.cancel()
-        return bool(self._scope.__exit__(kind, error, traceback))
-
-    async def _expire(self) -> None:
-        with self._expiry:
-            await trio.sleep(self._limit_s)
-            ask_s = ASK_S if self._limit_s > SHORT_S else self._limit_s
-            with suppress(Exception), trio.move_on_after(ask_s):  # the text may lack it
-                self.whom, self.where = await self._ask()
-            self._scope.cancel()
-
-
-def reach_s(attempts: int | None) -> float:
-    """Return how many seconds `connect` looks for a master without a timeout."""
-    return REACH_S if attempts is None else max(ATTEMPTS_REACH_S, 2 * attempts * ATTEMPT_INTERVAL_S)
-
-
 class SearchWait(LongWait):
     """The schedule of warnings for a search."""
 
@@ -147,15 +97,16 @@ class SearchWait(LongWait):
 
 
 class MasterSearch:
-    """One search. Only for one trio task."""
+    """One search for a master. Only for one trio task."""
 
     def __init__(
         self, address: str, masters: int, attempts_max: int | None, reach_s: float | None, is_bound: bool
     ) -> None:
         """`masters` is the number of addresses in `address`. `attempts_max` None: only time bounds the search.
         `reach_s` is the time that the attempts share, and the end of the search if `is_bound`; None: no bound."""
-        self.attempts = 0
-        """The number of attempts that were begun."""
+        self.standing = f"no answer to a connection yet: {NO_ANSWER_MEANS}"
+        """The progress of the current attempt, or the result of the last one."""
+        self._attempts = 0
         self._address = address
         self._masters = masters
         self._attempts_max = None if attempts_max is None else max(1, attempts_max)
@@ -163,55 +114,33 @@ class MasterSearch:
         self._shared_until = self._began_at + (float("inf") if reach_s is None else reach_s)
         self.ends_at = self._shared_until if is_bound else float("inf")
         """The deadline for a master's answer."""
-        self._standing = f"no answer to a connection yet: {NO_ANSWER_MEANS}"
-        """The progress of the current attempt, or the result of the last one."""
 
-    def begin(self) -> float:
-        """Begin an attempt. Return the seconds for each address to accept a connection."""
-        left_s = self.left_s
-        share_s = ATTEMPT_S
+    def begin(self) -> tuple[float, float]:
+        """Begin an attempt. Return the seconds for each address to accept a connection, and those to look for the
+        leader if a master refers this newcomer elsewhere."""
+        left_s = max(0.0, self._shared_until - trio.current_time())
+        share_s, seek_s = ATTEMPT_S, left_s
         if self._attempts_max is not None:
-            attempts_left = self._attempts_max - self.attempts
+            attempts_left = self._attempts_max - self._attempts
             share_s = (left_s - (attempts_left - 1) * ATTEMPT_INTERVAL_S) / attempts_left
-        self.attempts += 1
-        return min(left_s, max(DIAL_S, share_s / self._masters))
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left to the attempts."""
-        return max(0.0, self._shared_until - trio.current_time())
-
-    @property
-    def seek_s(self) -> float:
-        """Seconds to look for the leader if a master refers this newcomer elsewhere; 0 with `n_attempts`."""
-        return self.left_s if self._attempts_max is None else 0.0
-
-    def has_failed(self, reason: str) -> None:
-        """Note the result of an attempt."""
-        self._standing = reason
-
-    def has_connected(self) -> None:
-        """Note that the port has accepted a connection."""
-        self._standing = TAKEN_ONLY
-
-    def is_held(self, reason: str) -> None:
-        """Note that the master holds newcomers back."""
-        self._standing = f"it holds newcomers: it waits for {reason}"
+            seek_s = 0.0
+        self._attempts += 1
+        return min(left_s, max(DIAL_S, share_s / self._masters)), seek_s
 
     @property
     def is_over(self) -> bool:
         """Whether no further attempt is to be made."""
-        is_last = self._attempts_max is not None and self.attempts >= self._attempts_max
+        is_last = self._attempts_max is not None and self._attempts >= self._attempts_max
         return is_last or trio.current_time() + ATTEMPT_INTERVAL_S >= self.ends_at
 
-    def account(self) -> str:
-        """Return the progress of the search in words."""
+    def reason(self) -> str:
+        """Return what the search waits for."""
         of = "" if self._attempts_max is None else f" of {self._attempts_max}"
-        return f"the master at {self._address}, attempt {self.attempts}{of}: {self._standing}"
+        return f"the master at {self._address}, attempt {self._attempts}{of}: {self.standing}"
 
     def failure(self, reason: str) -> SessionError:
         """Return the error for a search that has failed."""
-        how_often = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        how_often = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
         seconds = trio.current_time() - self._began_at
         text = f"{reason} ({how_often}) in {seconds:.1f} s; `pccl doctor {self._address}` looks for the reason"
         return SessionError(Result.MASTER_CONNECTION_FAILED, text)
@@ -234,8 +163,7 @@ class SessionHolder:
         self._options = options
         self._session: PeerSession | None = None
         self._is_connecting = False
-        self._obstacle = ""
-        """What delays `connect` before a master has answered."""
+        self._master_search: MasterSearch | None = None
         self._is_joining = False
         """Whether a master has answered, and this peer waits to be admitted."""
         self._is_closed = False
@@ -245,6 +173,7 @@ class SessionHolder:
     # Life.
 
     async def connect(self, n_attempts: int | None, timeout: Timeout) -> None:
+        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
         if self._is_closed:
             raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
         if self._is_connecting:
@@ -252,57 +181,47 @@ class SessionHolder:
         if self._session is not None and self._session.failure is None:
             raise PCCLError(Result.INVALID_USAGE, "connect", "already connected")
         limit_s = self.timeout_s(timeout, "connect")
-        search_s = reach_s(n_attempts) if limit_s is None and isinstance(timeout, Default) else limit_s
+        search_s = limit_s
+        if limit_s is None and isinstance(timeout, Default):
+            search_s = REACH_S if attempts is None else max(ATTEMPTS_REACH_S, 2 * attempts * ATTEMPT_INTERVAL_S)
         portal.on_fork(self)
         self._is_connecting = True
         self._is_synced = False
+        self._master_search = None
         try:
             with SessionErrors("connect"):
-                await self.bounded(
-                    "connect",
-                    limit_s,
-                    lambda: self._connect(n_attempts, search_s, limit_s is None),
-                    self._hindrance,
-                    self._where_to_look,
-                    warns=False,
-                )
+                connect = partial(self._connect, attempts, search_s, limit_s is None)
+                await self._bounded("connect", limit_s, connect, self._connect_reason, warns=False)
         finally:
             self._is_connecting = False
 
-    async def _hindrance(self) -> str:
-        """Return what delays `connect`."""
+    async def _connect_reason(self) -> tuple[str, str]:
+        """Return what delays `connect`, and where to look for the cause."""
         session = self._session
         if self._is_joining and session is not None:
-            return session.obstacle or await session.call_reasons.of_admission()
-        return self._obstacle
-
-    def _where_to_look(self) -> str:
-        """Return where to look for what delays `connect`."""
-        return (where_to_look if self._is_joining else how_to_look)(self.address)
-
-    async def _wait_account(self) -> tuple[str, str]:
-        return await self._hindrance(), self._where_to_look()
+            return session.obstacle or await session.call_reasons.of_admission(), where_to_look(self.address)
+        search = self._master_search
+        reason = search.reason() if search is not None else "what is left of the former session"
+        return reason, how_to_look(self.address)
 
     async def _connect(self, n_attempts: int | None, search_s: float | None, is_bound: bool) -> None:
         """Open a session and join. The arguments are those of `MasterSearch`."""
         with ExitStack() as warnings:
-            warnings.enter_context(waiting(SearchWait(), self._wait_account, logger))
+            warnings.enter_context(waiting(SearchWait(), self._connect_reason, logger))
             if self._session is not None and not self._session.is_forgotten:
-                self._obstacle = "what is left of the former session"
                 await self._session.over.wait()  # it may listen at the port that this one is to listen at
             search = MasterSearch(self.address, len(self._masters), n_attempts, search_s, is_bound)
+            self._master_search = search
             await self._search(search, warnings)
 
     async def _search(self, search: MasterSearch, warnings: ExitStack) -> None:
         """Open a session and join. `warnings` holds the context that warns of the search."""
         while True:
             session: PeerSession | None = None
-            dial_s = search.begin()
-            self._obstacle = search.account()
+            dial_s, seek_s = search.begin()
             try:
-                session = await open_session(self._masters, self._options, dial_s, search.seek_s)
-                search.has_connected()
-                self._obstacle = search.account()
+                session = await open_session(self._masters, self._options, dial_s, seek_s)
+                search.standing = TAKEN_ONLY
                 await self._join(session, search, warnings)
                 return
             except SessionError as error:
@@ -312,8 +231,7 @@ class SessionHolder:
                     raise
                 if search.is_over:
                     raise search.failure(error.message) from None
-                search.has_failed(error.message)
-                self._obstacle = search.account()
+                search.standing = error.message
                 await trio.sleep(ATTEMPT_INTERVAL_S)
                 if self._is_closed:
                     raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
@@ -330,7 +248,7 @@ class SessionHolder:
             if not bound.cancelled_caught:
                 self._is_joining = True
                 warnings.close()
-                warnings.enter_context(waiting("connect", self._wait_account, logger))
+                warnings.enter_context(waiting("connect", self._connect_reason, logger))
                 await session.installed.wait()
         except BaseException:  # cancelled, or trio's KeyboardInterrupt
             with trio.CancelScope(shield=True):
@@ -342,8 +260,7 @@ class SessionHolder:
             with trio.CancelScope(shield=True):
                 await session.close()
             raise search.failure(f"{self.address}: {TAKEN_ONLY}")
-        failure = session.failure
-        if failure is not None:
+        if (failure := session.failure) is not None:
             await session.over.wait()
             if failure.result is Result.MASTER_CONNECTION_FAILED:
                 raise SessionError(failure.result, f"{self.address}: {failure.message}")
@@ -352,29 +269,27 @@ class SessionHolder:
     async def _until_answered(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
         """Wait until a master has answered or the session is over. Warn at once if a master holds this peer."""
         scope = trio.CancelScope()
-        trio.lowlevel.spawn_system_task(self._note_hold, scope, session, search, warnings)
+
+        async def note_hold() -> None:
+            with scope, suppress(Exception):  # a warning must not end anything
+                for _ in range(HELD_ASKED_MAX):
+                    await trio.sleep(HELD_S)
+                    reason = await session.call_reasons.of_hold()
+                    if reason == "" or scope.cancel_called:
+                        return
+                    if reason is not None:
+                        search.standing = f"it holds newcomers: it waits for {reason}"
+                        text = f"connect is held at {session.master_address}: the master waits for {reason}"
+                        logger.warning("%s", text)
+                        warnings.close()  # that was the first
+                        warnings.enter_context(waiting("connect", self._connect_reason, logger))
+                        return
+
+        trio.lowlevel.spawn_system_task(note_hold)
         try:
             await session.until_answered()
         finally:
             scope.cancel()
-
-    async def _note_hold(
-        self, scope: trio.CancelScope, session: PeerSession, search: MasterSearch, warnings: ExitStack
-    ) -> None:
-        with scope, suppress(Exception):  # a warning must not end anything
-            for _ in range(HELD_ASKED_MAX):
-                await trio.sleep(HELD_S)
-                reason = await session.call_reasons.of_hold()
-                if reason == "" or scope.cancel_called:
-                    return
-                if reason is not None:
-                    search.is_held(reason)
-                    self._obstacle = search.account()
-                    text = f"connect is held at {session.master_address}: the master waits for {reason}"
-                    logger.warning("%s", text)
-                    warnings.close()  # that was the first
-                    warnings.enter_context(waiting("connect", self._wait_account, logger))
-                    return
 
     @property
     def is_connected(self) -> bool:
@@ -410,11 +325,11 @@ class SessionHolder:
         if self._session is None:
             return True
 
-        async def account() -> tuple[str, str]:
+        async def reason_to_wait() -> tuple[str, str]:
             return CLOSING, how_to_look(self.address)
 
         end_s = float("inf") if limit_s is None else trio.current_time() + limit_s
-        with trio.CancelScope(shield=True, deadline=end_s) as scope, waiting("close", account, logger):
+        with trio.CancelScope(shield=True, deadline=end_s) as scope, waiting("close", reason_to_wait, logger):
             await self._session.close(reason)
         return not scope.cancelled_caught
 
@@ -457,56 +372,75 @@ class SessionHolder:
         """Return the seconds that a call has: its own `timeout`, or else the communicator's."""
         return self.default_timeout_s if isinstance(timeout, Default) else _timeouts.checked_s(timeout, func_name)
 
-    async def bounded(
+    async def _bounded(
         self,
         func_name: str,
         timeout: Timeout,
         call: Callable[[], Awaitable[T]],
-        whom: Callable[[], Awaitable[str]],
-        where: str | Callable[[], str],
+        reason: Callable[[], Awaitable[tuple[str, str]]],
         warns: bool = True,
     ) -> T:
         """Await `call()` for as long as `timeout` allows, then raise TIMEOUT.
 
-        `whom()` returns the peers that it waits for, and `where` where to look, for the error and for warnings.
-        `warns`: log warnings here, since `call` does not.
+        `reason()` returns the peers that it waits for and where to look, for the error and for warnings. `warns`: log
+        warnings here, since `call` does not.
         """
         limit_s = self.timeout_s(timeout, func_name)
+        whom = where = ""
+        scope = trio.CancelScope(deadline=float("-inf") if limit_s is not None and limit_s <= 0 else float("inf"))
+        expiry = trio.CancelScope()
 
-        async def account() -> tuple[str, str]:
-            return await whom(), where if isinstance(where, str) else where()
+        async def expire(after_s: float) -> None:
+            nonlocal whom, where
+            with expiry:
+                await trio.sleep(after_s)
+                with suppress(Exception), trio.move_on_after(ASK_S if after_s > SHORT_S else after_s):
+                    whom, where = await reason()  # before the call is withdrawn
+                scope.cancel()
 
-        with waiting(func_name, account, logger) if warns else nullcontext():
-            if limit_s is None:
+        if limit_s is not None and limit_s > 0:
+            trio.lowlevel.spawn_system_task(expire, limit_s)
+        try:
+            with waiting(func_name, reason, logger) if warns else nullcontext(), scope:
                 return await call()
-            with _Limit(limit_s, account) as limit:
-                return await call()
-        whom_it_waited_for = f"; it waited for {limit.whom}; {limit.where}" if limit.whom else ""
-        raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s{whom_it_waited_for}")
+        finally:
+            expiry.cancel()
+        reason_text = f"; it waited for {whom}; {where}" if whom else ""
+        raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s{reason_text}")
+
+    def _call_reason(self, session: PeerSession, kind: str) -> Callable[[], Awaitable[tuple[str, str]]]:
+        async def reason() -> tuple[str, str]:
+            return await session.call_reasons.of_call(kind), where_to_look(self.address)
+
+        return reason
 
     async def group_call(self, func_name: str, kind: str, timeout: Timeout) -> int:
         """Make a group call of `kind` and return its number, whose meaning depends on the kind."""
         session = self.session(func_name)
         if kind == Kind.UPDATE_TOPOLOGY:
             self._is_synced = False  # also if the call fails here: the others may have made it
-        return await self.bounded(
-            func_name,
-            timeout,
-            lambda: session.group_call(kind),
-            lambda: session.call_reasons.of_call(kind),
-            where_to_look(self.address),
+        return await self._bounded(
+            func_name, timeout, lambda: session.group_call(kind), self._call_reason(session, kind)
         )
+
+    async def are_peers_pending(self, timeout: Timeout) -> bool:
+        return await self.group_call("are_peers_pending", Kind.ARE_PEERS_PENDING, timeout) > 0
+
+    async def update_topology(self, timeout: Timeout) -> None:
+        await self.group_call("update_topology", Kind.UPDATE_TOPOLOGY, timeout)
+
+    async def optimize_topology(self, timeout: Timeout) -> None:
+        await self.group_call("optimize_topology", Kind.OPTIMIZE_TOPOLOGY, timeout)
 
     async def wait_for_peers(self, count: int, timeout: Timeout) -> int:
         """Return the size of the group, once it has `count` peers or the others have gone on with fewer."""
         name = "wait_for_peers"
         count = integer_argument("count", count, name, 1)
 
-        async def more() -> str:
+        async def more() -> tuple[str, str]:
             view = self.view(name)
-            return (
-                f"more peers to connect to {self.address}: {view.world_size} of {count} are in group {view.group} now"
-            )
+            present = f"{view.world_size} of {count} are in group {view.group} now"
+            return f"more peers to connect to {self.address}: {present}", where_to_look(self.address)
 
         async def gather() -> int:
             pause_s = PAUSE_S_MIN
@@ -525,11 +459,10 @@ class SessionHolder:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             return self.view(name).world_size
 
-        return await self.bounded(name, timeout, gather, more, where_to_look(self.address))
+        return await self._bounded(name, timeout, gather, more)
 
     async def admit_peers(self, state: SharedState | None, strategy: SharedStateSyncStrategy, timeout: Timeout) -> bool:
-        """Admit waiting newcomers, and synchronize the state if there were any or it never was. Return whether either
-        happened."""
+        """Admit newcomers, and synchronize the state after that or for the first time. Return whether it did either."""
         name = "admit_peers"
         limit_s = self.timeout_s(timeout, name)
         end_s = float("inf") if limit_s is None else trio.current_time() + limit_s
@@ -548,15 +481,12 @@ class SessionHolder:
     async def sync_shared_state(
         self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: Timeout, name: str = "sync_shared_state"
     ) -> SharedStateSyncInfo:
-        """Take part in the group's sync and set the revision of `state`.
-
-        When it returns or raises, no copy to a device is under way.
-        """
+        """Take part in the group's sync and set the revision of `state`. On return no copy to a device is under way."""
         given: Any = state
         if not isinstance(strategy, SharedStateSyncStrategy):
-            raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
+            raise invalid(name, f"{strategy!r} is not a SharedStateSyncStrategy")
         if not isinstance(given, SharedState):
-            raise PCCLError(Result.INVALID_ARGUMENT, name, f"shared_state must be a SharedState, not {given!r}")
+            raise invalid(name, f"shared_state must be a SharedState, not {given!r}")
         session = self.session(name)
         tensors = [tensor.state_tensor() for tensor in state.tensors]
         transfer: Transfer | None = None
@@ -570,13 +500,11 @@ class SessionHolder:
             transfer = Transfer(tensors, own)
             return await session.sync(strategy.value, state.revision, transfer), transfer
 
-        where = where_to_look(self.address)
         try:
             try:
                 with SessionErrors(name):
-                    revision, done = await self.bounded(
-                        name, timeout, take_part, lambda: session.call_reasons.of_call(Kind.SYNC), where
-                    )
+                    reason = self._call_reason(session, Kind.SYNC)
+                    revision, done = await self._bounded(name, timeout, take_part, reason)
             finally:
                 with SessionErrors(name):
                     await _settle(session, tensors)

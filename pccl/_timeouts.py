@@ -6,41 +6,27 @@ import os
 from numbers import Real
 from typing import Any
 
-from pccl.errors import PCCLError
+from pccl.errors import invalid
 from pccl.protocol.messages import MASTER_TIMEOUT_S
-from pccl.types import Result
 
 TIMEOUT_S_MAX = 1e9
 """About thirty years. A longer timeout is cut to it, so that no clock overflows."""
 
 
 def checked_s(timeout: Any, func_name: str) -> float | None:
-    """Return a timeout in seconds, None for as long as it takes. INVALID_ARGUMENT if it is not a number.
-
-    A negative timeout becomes 0: it has passed already.
-    """
+    """Return a timeout in seconds, 0 for a negative one. INVALID_ARGUMENT if it is neither a number nor None."""
     if timeout is None:
         return None
     if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:
         return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout:
-        what = f"timeout {timeout!r} is not a number of seconds; None waits as long as it takes"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, f"timeout {timeout!r} is not a number of seconds; None waits as long as it takes")
     seconds: Any = min(max(timeout, 0), TIMEOUT_S_MAX)
     return float(seconds)
 
 
-def checked_bound_s(timeout: Any, func_name: str) -> float:
-    """Return a timeout as `checked_s` does, infinity for as long as it takes."""
-    seconds = checked_s(timeout, func_name)
-    return float("inf") if seconds is None else seconds
-
-
 def master_timeout_s(given: Any, func_name: str) -> float:
-    """Return how many seconds a peer looks for a master. INVALID_ARGUMENT if it is not a number.
-
-    If `given` is None they are those of PCCL_MASTER_TIMEOUT in the environment, else MASTER_TIMEOUT_S.
-    """
+    """Return how long a peer looks for a master: `given`, else PCCL_MASTER_TIMEOUT, else MASTER_TIMEOUT_S."""
     if given is None:
         text = os.environ.get("PCCL_MASTER_TIMEOUT", "")
         try:
@@ -48,9 +34,7 @@ def master_timeout_s(given: Any, func_name: str) -> float:
             if given != given:
                 raise ValueError
         except ValueError:
-            raise PCCLError(
-                Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is not a number of seconds"
-            ) from None
+            raise invalid(func_name, f"PCCL_MASTER_TIMEOUT {text!r} is not a number of seconds") from None
     seconds = checked_s(given, func_name)
     assert seconds is not None
     return seconds

@@ -1,68 +1,59 @@
 """The communicator for programs of trio and asyncio; `pccl.communicator` has the blocking one.
 
-Theory of operation. A session lives in a trio run. In a trio program that is the program's own. An asyncio program has
-none, so its sessions live in the trio run of the portal's thread, as those of blocking communicators do. `connect`
-chooses.
-
-*Group calls* and `connect` run as coroutines in the session's trio run. In asyncio the caller waits for a task in the
-portal, which a cancellation cancels, until the task has undone what it began.
-
-*Ops* are launched in the caller's thread, and their ends wake its event loop (`pccl.runtime.threads.waking`).
-
-*Cancellation.* trio raises it again at the next checkpoint, so a call whose op was committed first returns its result.
-asyncio raises it once, so it is always raised; the arrays of an op that was committed then hold the result.
+A session lives in a trio run: the program's own, or, for an asyncio program, that of the portal's thread, as the
+sessions of blocking communicators. `connect` chooses. Group calls run as coroutines there; in asyncio the caller waits
+for a task in the portal. Ops are launched in the caller's thread, and their ends wake its event loop.
 """
 
 from __future__ import annotations
 
 import inspect
-import time
-import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
 from _pccl_torch import outside_graphs
-from pccl import _collectives
-from pccl._arrays import Array, Movable
-from pccl._collectives import CallOf, ReduceOpDescriptor
-from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, close_forgotten
+from pccl._collectives import ReduceOpDescriptor
+from pccl._session_holder import SessionErrors
 from pccl._timeouts import DEFAULT, Timeout, checked_s
-from pccl.communicator import ENFORCE_POPULAR, CommunicatorBase
-from pccl.errors import PCCLError, integer_argument
+from pccl.communicator import Communicator, CommunicatorBase
+from pccl.errors import PCCLError
 from pccl.handle import (
     CANCEL_GRACE_S,
     INTERRUPT_GRACE_S,
+    InfoOf,
     Retry,
     cancel,
-    collective_info,
-    deadline,
     gave_up,
-    reduce_info,
     require_outcome,
 )
-from pccl.protocol.messages import Kind
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads import portal, waking
-from pccl.shared_state import SharedState
-from pccl.types import (
-    CollectiveInfo,
-    QuantizationOptions,
-    ReduceAlgorithm,
-    ReduceInfo,
-    ReduceOp,
-    ReduceOperandDescriptor,
-    Result,
-    SharedStateSyncInfo,
-    SharedStateSyncStrategy,
-)
+from pccl.types import ReduceInfo, Result
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _coroutine(
+    method: Callable[Concatenate[Communicator, P], T],
+) -> Callable[Concatenate[AsyncCommunicator, P], Coroutine[Any, Any, T]]:
+    """Return a method of `Communicator` as a coroutine function, for `AsyncCommunicator`.
+
+    These methods only call `_call`, or `_run` by `_collective`, which are coroutines there.
+    """
+    shared: Callable[..., Any] = method
+
+    @wraps(method)
+    async def awaited(self: AsyncCommunicator, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        result: T = await shared(self, *arguments, **keywords)
+        return result
+
+    return awaited
 
 
 @outside_graphs
@@ -78,41 +69,20 @@ class AsyncCommunicator(CommunicatorBase):
     the arrays hold the result (`step` keeps a repeated call from meeting the others' next one).
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        peer_group: int = 0,
-        connections: int = 0,
-        *,
-        timeout: float | None = None,
-        name: str | None = None,
-        token: str | None = None,
-        encrypt: bool | None = None,
-        options: CommunicatorOptions | None = None,
-        **old_names: Any,
-    ) -> None:
-        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
-        super().__init__(holder, is_blocking=False)
-        self._home: trio.lowlevel.TrioToken | None = None
-        """The session's trio run; None: that of the portal."""
-        self._is_settled = False
-        """Whether it has a home."""
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+    _is_blocking = False
+    _is_settled = False
+    """Whether it has a home."""
+    _home: trio.lowlevel.TrioToken | None = None
+    """The session's trio run; None: that of the portal."""
 
     # Life.
 
-    async def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> None:
-        """Do as `Communicator.connect`."""
-        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
-        await self._call("connect", lambda: self._inner.connect(attempts, timeout))
+    connect = _coroutine(Communicator.connect)
 
     async def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Do as `Communicator.close`. A cancellation does not end it."""
         limit_s = checked_s(timeout, "close")
-        self._before_leaving.clear()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        if self._inner.begin_close() and not await self._call("close", partial(self._inner.close, reason, limit_s)):
+        if self._begin_close() and not await self._call("close", partial(self._inner.close, reason, limit_s)):
             raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on")
 
     async def __aenter__(self) -> AsyncCommunicator:
@@ -134,209 +104,46 @@ class AsyncCommunicator(CommunicatorBase):
 
     # Group calls: they return when all accepted peers have made them.
 
-    async def admit_peers(
-        self,
-        state: SharedState | None = None,
-        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
-        *,
-        timeout: Timeout = DEFAULT,
-    ) -> bool:
-        """Do as `Communicator.admit_peers`."""
-        return await self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
-
-    async def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
-        """Do as `Communicator.are_peers_pending`."""
-        name = "are_peers_pending"
-        pending = await self._call(name, lambda: self._inner.group_call(name, Kind.ARE_PEERS_PENDING, timeout))
-        return pending > 0
-
-    async def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Do as `Communicator.update_topology`."""
-        name = "update_topology"
-        await self._call(name, lambda: self._inner.group_call(name, Kind.UPDATE_TOPOLOGY, timeout))
-
-    async def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
-        """Do as `Communicator.wait_for_peers`."""
-        return await self._call("wait_for_peers", lambda: self._inner.wait_for_peers(count, timeout))
-
-    async def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Do as `Communicator.optimize_topology`."""
-        name = "optimize_topology"
-        await self._call(name, lambda: self._inner.group_call(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
-
-    async def sync_shared_state(
-        self,
-        shared_state: SharedState,
-        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
-        *,
-        timeout: Timeout = DEFAULT,
-    ) -> SharedStateSyncInfo:
-        """Do as `Communicator.sync_shared_state`."""
-        name = "sync_shared_state"
-        return await self._call(name, lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
+    admit_peers = _coroutine(Communicator.admit_peers)
+    are_peers_pending = _coroutine(Communicator.are_peers_pending)
+    update_topology = _coroutine(Communicator.update_topology)
+    wait_for_peers = _coroutine(Communicator.wait_for_peers)
+    optimize_topology = _coroutine(Communicator.optimize_topology)
+    sync_shared_state = _coroutine(Communicator.sync_shared_state)
 
     # Collectives.
 
-    async def all_reduce(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        quantization: QuantizationOptions | None = None,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-    ) -> ReduceInfo:
-        """Do as `Communicator.all_reduce`."""
-        quantization = quantization if quantization is not None else quantization_options
-        spec = _collectives.all_reduce(
-            send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
-        )
-        return reduce_info(await self._run(spec, timeout, "all_reduce"), "all_reduce")
-
-    async def all_gather(
-        self,
-        send: Movable,
-        recv: Movable | None = None,
-        *,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.all_gather`."""
-        return await self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
-
-    async def reduce_scatter(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.reduce_scatter`."""
-        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
-        return await self._collective(call, timeout, "reduce_scatter")
-
-    async def broadcast(
-        self,
-        array: Movable,
-        *,
-        root: int,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.broadcast`."""
-        return await self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
-
-    async def reduce(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        root: int,
-        tag: int = 0,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.reduce`."""
-        return await self._collective(
-            _collectives.reduce(send, recv, op, root, tag, algorithm, step), timeout, "reduce"
-        )
-
-    async def all_to_all(
-        self,
-        send: Movable,
-        recv: Movable | None = None,
-        *,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        tag: int = 0,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.all_to_all`."""
-        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
-        return await self._collective(call, timeout, "all_to_all")
-
-    async def gather(
-        self,
-        send: Movable,
-        recv: Movable | None = None,
-        *,
-        root: int,
-        tag: int = 0,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.gather`."""
-        return await self._collective(_collectives.gather(send, recv, root, tag, step), timeout, "gather")
-
-    async def scatter(
-        self,
-        send: Movable | None,
-        recv: Movable,
-        *,
-        root: int,
-        tag: int = 0,
-        step: int | None = None,
-        timeout: Timeout = DEFAULT,
-    ) -> CollectiveInfo:
-        """Do as `Communicator.scatter`."""
-        return await self._collective(_collectives.scatter(send, recv, root, tag, step), timeout, "scatter")
-
-    async def send(
-        self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
-    ) -> CollectiveInfo:
-        """Do as `Communicator.send`."""
-        return await self._collective(_collectives.send(array, dst, tag, step), timeout, "send")
-
-    async def recv(
-        self, array: Movable, *, src: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
-    ) -> CollectiveInfo:
-        """Do as `Communicator.recv`."""
-        return await self._collective(_collectives.recv(array, src, tag, step), timeout, "recv")
-
-    async def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        """Do as `Communicator.barrier`."""
-        return await self._collective(_collectives.barrier(tag, step), timeout, "barrier")
+    all_reduce = _coroutine(Communicator.all_reduce)
+    all_gather = _coroutine(Communicator.all_gather)
+    reduce_scatter = _coroutine(Communicator.reduce_scatter)
+    broadcast = _coroutine(Communicator.broadcast)
+    reduce = _coroutine(Communicator.reduce)
+    all_to_all = _coroutine(Communicator.all_to_all)
+    gather = _coroutine(Communicator.gather)
+    scatter = _coroutine(Communicator.scatter)
+    send = _coroutine(Communicator.send)
+    recv = _coroutine(Communicator.recv)
+    barrier = _coroutine(Communicator.barrier)
 
     async def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
     ) -> ReduceInfo:
         """Do as `Communicator.all_reduce_multiple_with_retry`."""
-        name = "all_reduce_multiple_with_retry"
-        retry = Retry(descriptors, max_in_flight, name)
-        limit_s = self._inner.timeout_s(timeout, name)
-        end_s = deadline(limit_s)
-        session = self._inner.session(name)
-        self._is_at_home(name)
+        retry = Retry(self._inner, descriptors, max_in_flight, timeout)
+        self._is_at_home("all_reduce_multiple_with_retry")
         try:
-            while retry.launch(session):
-                left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
-                await PendingOp.async_wait_any(retry.in_flight, left_s)
-                retry.collect(session, limit_s)
+            while retry.launch():
+                await PendingOp.async_wait_any(retry.in_flight, retry.left_s)
+                retry.collect()
             return retry.info()
         except PCCLError as error:
-            cancel(session, retry.in_flight, limit_s)
+            retry.cancel()
             await _wait_all(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
                 await op.async_reclaim()
-            return retry.outcome(session, error)
+            return retry.outcome(error)
         except BaseException:
-            cancel(session, retry.in_flight)
+            cancel(retry.session, retry.in_flight)
             for op in retry.in_flight:
                 await op.async_reclaim()
             await _wait_all(retry.in_flight, INTERRUPT_GRACE_S)
@@ -372,19 +179,14 @@ class AsyncCommunicator(CommunicatorBase):
         with SessionErrors(func_name):
             if self._is_at_home(func_name):
                 return await call()
-            if self._finalizer is None:
-                self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
-                self._finalizer.atexit = False
-            portal.on_exit(self._inner)
+            self._close_when_dropped()
             return await portal.current().call_from_asyncio(call)
 
-    async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
-        made = call(self._inner.view(func_name), func_name)
-        return collective_info(await self._run(made.spec, timeout, func_name), made, func_name)
+    _collective = Communicator._collective
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
-        """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is cancelled."""
+    async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:
+        """Do as `Communicator._run`, also if the caller is cancelled."""
         session = self._inner.session(func_name)
         self._is_at_home(func_name)
         limit_s = self._inner.timeout_s(timeout, func_name)
@@ -405,7 +207,7 @@ class AsyncCommunicator(CommunicatorBase):
             if not isinstance(error, trio.Cancelled) or op.is_given_up or op.has_failed:
                 raise
         require_outcome(session, [op], func_name)
-        return op
+        return info_of(op, func_name)
 
 
 async def _wait_all(ops: Sequence[PendingOp], limit_s: float) -> None:

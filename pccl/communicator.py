@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from _pccl_torch import outside_graphs
 from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
 from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, SessionHolder, close_forgotten
+from pccl._session_holder import SessionErrors, close_forgotten
 from pccl._timeouts import DEFAULT, Timeout
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.handle import (
     CANCEL_GRACE_S,
-    AsyncReduceHandle,
+    InfoOf,
     Launch,
     Retry,
-    cancel,
     collective_info,
-    deadline,
     gave_up,
     interrupted,
     reduce_info,
     require_outcome,
     wait_all,
 )
-from pccl.protocol.messages import Kind
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -54,6 +51,7 @@ from pccl.types import (
 )
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 SHORT_S = 0.1
 """The longest timeout that is kept to the millisecond. Ops with a longer one, or with none, may take the fast path."""
@@ -62,39 +60,33 @@ EXPLAIN_S = 0.5
 ENFORCE_POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
 
 
-def attribute_of(holder: SessionHolder, attribute: Attribute) -> int:
-    """Return a fact of the installed view."""
-    view = holder.view("get_attribute")
-    if attribute is Attribute.GLOBAL_WORLD_SIZE:
-        return view.global_world_size
-    if attribute is Attribute.LOCAL_WORLD_SIZE:
-        return view.world_size
-    if attribute is Attribute.NUM_DISTINCT_PEER_GROUPS:
-        return len(view.group_sizes)
-    if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
-        return max(view.group_sizes.values())
-    raise PCCLError(Result.INVALID_ARGUMENT, "get_attribute", f"{attribute!r} is not an Attribute")
-
-
-def old_name(communicator: Any, name: str) -> Any:
-    """Return an attribute by its name in 0.2: `all_gather_async` is `launch.all_gather`."""
-    new_name = name.removesuffix("_async")
-    if new_name != name and not new_name.startswith("_") and hasattr(Launch, new_name):
-        return getattr(communicator.launch, new_name)
-    raise AttributeError(
-        f"{type(communicator).__name__!r} object has no attribute {name!r}", name=name, obj=communicator
-    )
-
-
 class CommunicatorBase:
-    """What both communicators have that never waits."""
+    """The constructor of both communicators, and the methods that never wait."""
 
-    def __init__(self, holder: SessionHolder, is_blocking: bool) -> None:
+    _is_blocking: ClassVar[bool]
+
+    def __init__(
+        self,
+        address: str | None = None,
+        peer_group: int = 0,
+        connections: int = 0,
+        *,
+        timeout: float | None = None,
+        name: str | None = None,
+        token: str | None = None,
+        encrypt: bool | None = None,
+        options: CommunicatorOptions | None = None,
+        **old_names: Any,
+    ) -> None:
+        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
         self._inner = holder
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
         """Called at the end of a `with` block that ends without an exception, before it closes. `close` drops them."""
-        self.launch = Launch(holder, is_waited_in_thread=is_blocking)
+        self.launch = Launch(holder, is_waited_in_thread=self._is_blocking)
         """The collectives, launched: each of its methods returns a handle at once."""
+        self.all_reduce_async = self.launch.all_reduce
+        """The reference's name of `launch.all_reduce`."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._inner.address}: {self._inner.standing}>"
@@ -102,7 +94,25 @@ class CommunicatorBase:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return old_name(self, name)
+            """Return an attribute by its name in 0.2: `all_gather_async` is `launch.all_gather`."""
+            new_name = name.removesuffix("_async")
+            if new_name != name and not new_name.startswith("_") and hasattr(Launch, new_name):
+                return getattr(self.launch, new_name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _close_when_dropped(self) -> None:
+        """Make the session leave the run when this is garbage-collected or the interpreter exits."""
+        portal.on_exit(self._inner)
+        if self._finalizer is None:
+            self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
+            self._finalizer.atexit = False
+
+    def _begin_close(self) -> bool:
+        """Refuse further calls. Return whether the session is to be closed."""
+        self._before_leaving.clear()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return self._inner.begin_close()
 
     @property
     def is_connected(self) -> bool:
@@ -154,33 +164,16 @@ class CommunicatorBase:
 
     def get_attribute(self, attribute: Attribute) -> int:
         """Return a fact of the installed view: the reference's name of `world_size` and the like."""
-        return attribute_of(self._inner, attribute)
-
-    def all_reduce_async(
-        self,
-        send: Array,
-        recv: Array | None = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        quantization: QuantizationOptions | None = None,
-        algorithm: ReduceAlgorithm | None = None,
-        step: int | None = None,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-    ) -> AsyncReduceHandle:
-        """Launch an all_reduce and return its handle at once: `launch.all_reduce` by the reference's name."""
-        return self.launch.all_reduce(
-            send,
-            recv,
-            op=op,
-            tag=tag,
-            quantization=quantization,
-            algorithm=algorithm,
-            step=step,
-            operand_descriptor=operand_descriptor,
-            quantization_options=quantization_options,
-        )
+        view = self._inner.view("get_attribute")
+        if attribute is Attribute.GLOBAL_WORLD_SIZE:
+            return view.global_world_size
+        if attribute is Attribute.LOCAL_WORLD_SIZE:
+            return view.world_size
+        if attribute is Attribute.NUM_DISTINCT_PEER_GROUPS:
+            return len(view.group_sizes)
+        if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
+            return max(view.group_sizes.values())
+        raise invalid("get_attribute", f"{attribute!r} is not an Attribute")
 
 
 @outside_graphs
@@ -203,23 +196,7 @@ class Communicator(CommunicatorBase):
         options: Rare options, as `CommunicatorOptions`. Its fields are also accepted here as keywords.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        peer_group: int = 0,
-        connections: int = 0,
-        *,
-        timeout: float | None = None,
-        name: str | None = None,
-        token: str | None = None,
-        encrypt: bool | None = None,
-        options: CommunicatorOptions | None = None,
-        **old_names: Any,
-    ) -> None:
-        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
-        super().__init__(holder, is_blocking=True)
-        self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
-        self._finalizer.atexit = False
+    _is_blocking = True
 
     # Life.
 
@@ -238,8 +215,7 @@ class Communicator(CommunicatorBase):
             PCCLError: MASTER_CONNECTION_FAILED if no master answers or it refuses this peer; RANK_CONNECTION_FAILED if
                 no link to another peer can be made; INVALID_USAGE if it is connected already; TIMEOUT.
         """
-        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
-        self._call("connect", lambda: self._inner.connect(attempts, timeout))
+        return self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
 
     def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Leave the run. Ops in flight fail here; the others settle them as after a loss.
@@ -255,9 +231,7 @@ class Communicator(CommunicatorBase):
             PCCLError: TIMEOUT if `timeout` seconds pass first; leaving then goes on in the background.
         """
         limit_s = _timeouts.checked_s(timeout, "close")
-        self._before_leaving.clear()
-        self._finalizer.detach()
-        if self._inner.begin_close():
+        if self._begin_close():
             try:
                 portal.current().call(self._inner.close, reason, timeout_s=limit_s)
             except portal.PortalTimeoutError:
@@ -307,8 +281,7 @@ class Communicator(CommunicatorBase):
 
         It also returns False if the others are in a group call that cannot meet this one.
         """
-        name = "are_peers_pending"
-        return self._call(name, lambda: self._inner.group_call(name, Kind.ARE_PEERS_PENDING, timeout)) > 0
+        return self._call("are_peers_pending", lambda: self._inner.are_peers_pending(timeout))
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Admit all waiting newcomers. A group call of all peers.
@@ -317,8 +290,7 @@ class Communicator(CommunicatorBase):
             PCCLError: PENDING_ASYNC_OPS while own ops are in flight; INVALID_USAGE if the other peers wait in calls
                 that can never meet this one.
         """
-        name = "update_topology"
-        self._call(name, lambda: self._inner.group_call(name, Kind.UPDATE_TOPOLOGY, timeout))
+        return self._call("update_topology", lambda: self._inner.update_topology(timeout))
 
     def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
         """Admit newcomers until the peer group has `count` peers, and return its size.
@@ -340,8 +312,7 @@ class Communicator(CommunicatorBase):
         Raises:
             PCCLError: as `update_topology`.
         """
-        name = "optimize_topology"
-        self._call(name, lambda: self._inner.group_call(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
+        return self._call("optimize_topology", lambda: self._inner.optimize_topology(timeout))
 
     def sync_shared_state(
         self,
@@ -363,8 +334,7 @@ class Communicator(CommunicatorBase):
                 overwritten); INVALID_ARGUMENT if peers list different tensors; INVALID_USAGE if SEND_ONLY peers differ;
                 PENDING_ASYNC_OPS while own ops are in flight; INTERNAL_ERROR if a device failed.
         """
-        name = "sync_shared_state"
-        return self._call(name, lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
+        return self._call("sync_shared_state", lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
 
     # Collectives.
 
@@ -405,7 +375,7 @@ class Communicator(CommunicatorBase):
         spec = _collectives.all_reduce(
             send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
         )
-        return reduce_info(self._run(spec, timeout, "all_reduce"), "all_reduce")
+        return self._run(spec, timeout, "all_reduce", reduce_info)
 
     def all_gather(
         self,
@@ -424,7 +394,7 @@ class Communicator(CommunicatorBase):
             recv: An array of world_size times as many elements. If it is left out, `array` of the result is a new one
                 of shape (world_size, *send.shape).
         """
-        return self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
+        return self._collective(_collectives.all_gather, timeout, send, recv, tag, algorithm, step)
 
     def reduce_scatter(
         self,
@@ -446,8 +416,7 @@ class Communicator(CommunicatorBase):
             recv: An array for this rank's part, apart from `send`. If it is left out, `array` of the result is a new
                 flat one.
         """
-        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
-        return self._collective(call, timeout, "reduce_scatter")
+        return self._collective(_collectives.reduce_scatter, timeout, send, recv, op, tag, algorithm, step)
 
     def broadcast(
         self,
@@ -466,7 +435,7 @@ class Communicator(CommunicatorBase):
             root: A rank in the caller's view (`membership`). The op fails on all peers if they mean different peers by
                 it, and with RANK_CONNECTION_LOST if that peer has left.
         """
-        return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
+        return self._collective(_collectives.broadcast, timeout, array, root, tag, algorithm, step)
 
     def reduce(
         self,
@@ -488,7 +457,7 @@ class Communicator(CommunicatorBase):
                 is a new one.
             root: As in `broadcast`.
         """
-        return self._collective(_collectives.reduce(send, recv, op, root, tag, algorithm, step), timeout, "reduce")
+        return self._collective(_collectives.reduce, timeout, send, recv, op, root, tag, algorithm, step)
 
     def all_to_all(
         self,
@@ -509,8 +478,7 @@ class Communicator(CommunicatorBase):
             send_counts: The number of rows for each rank; left out with `recv_counts` if all parts are equal.
             recv_counts: The number of rows from each rank.
         """
-        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
-        return self._collective(call, timeout, "all_to_all")
+        return self._collective(_collectives.all_to_all, timeout, send, recv, send_counts, recv_counts, tag, step)
 
     def gather(
         self,
@@ -523,7 +491,7 @@ class Communicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
         """Give rank `root` the `send` of all peers: as `all_gather`, at the root alone."""
-        return self._collective(_collectives.gather(send, recv, root, tag, step), timeout, "gather")
+        return self._collective(_collectives.gather, timeout, send, recv, root, tag, step)
 
     def scatter(
         self,
@@ -541,7 +509,7 @@ class Communicator(CommunicatorBase):
             send: At the root an array of world_size parts of the size of `recv`; elsewhere it is not used.
             recv: An array of the same dtype and shape on all peers. At the root it may be its own part of `send`.
         """
-        return self._collective(_collectives.scatter(send, recv, root, tag, step), timeout, "scatter")
+        return self._collective(_collectives.scatter, timeout, send, recv, root, tag, step)
 
     def send(
         self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
@@ -550,17 +518,17 @@ class Communicator(CommunicatorBase):
 
         Tags, in [0, 2**35), count for each pair of peers and direction alone.
         """
-        return self._collective(_collectives.send(array, dst, tag, step), timeout, "send")
+        return self._collective(_collectives.send, timeout, array, dst, tag, step)
 
     def recv(
         self, array: Movable, *, src: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
     ) -> CollectiveInfo:
         """Receive an array of the same dtype and shape from rank `src`, which calls `send`."""
-        return self._collective(_collectives.recv(array, src, tag, step), timeout, "recv")
+        return self._collective(_collectives.recv, timeout, array, src, tag, step)
 
     def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
         """Return when all peers of the group have called it."""
-        return self._collective(_collectives.barrier(tag, step), timeout, "barrier")
+        return self._collective(_collectives.barrier, timeout, tag, step)
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
@@ -573,40 +541,40 @@ class Communicator(CommunicatorBase):
         Returns:
             A `ReduceInfo`: the summed byte counts, and the smallest world size of any op.
         """
-        name = "all_reduce_multiple_with_retry"
-        retry = Retry(descriptors, max_in_flight, name)
-        limit_s = self._inner.timeout_s(timeout, name)
-        end_s = deadline(limit_s)
-        session = self._inner.session(name)
+        retry = Retry(self._inner, descriptors, max_in_flight, timeout)
         try:
-            while retry.launch(session):
-                PendingOp.wait_any(retry.in_flight, None if limit_s is None else max(0.0, end_s - time.monotonic()))
-                retry.collect(session, limit_s)
+            while retry.launch():
+                PendingOp.wait_any(retry.in_flight, retry.left_s)
+                retry.collect()
             return retry.info()
         except PCCLError as error:
-            cancel(session, retry.in_flight, limit_s)
+            retry.cancel()
             wait_all(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
                 op.reclaim()
-            return retry.outcome(session, error)
+            return retry.outcome(error)
         except BaseException:
-            interrupted(session, retry.in_flight)
+            interrupted(retry.session, retry.in_flight)
             raise
 
     # Waiting.
 
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the portal's trio run."""
-        portal.on_exit(self._inner)  # before there is a session, so that no exit of the interpreter misses one
+        self._close_when_dropped()  # before there is a session, so that no exit of the interpreter misses one
         with SessionErrors(func_name):
             return portal.current().call(call)
 
-    def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
-        made = call(self._inner.view(func_name), func_name)
-        return collective_info(self._run(made.spec, timeout, func_name), made, func_name)
+    def _collective(
+        self, make: CallOf[P], timeout: Timeout, *arguments: P.args, **keywords: P.kwargs
+    ) -> CollectiveInfo:
+        name = make.__name__
+        made = make(self._inner.view(name), name, *arguments, **keywords)
+        return self._run(made.spec, timeout, name, partial(collective_info, made))
 
-    def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
-        """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is interrupted."""
+    def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:
+        """Launch an op, wait for its end, and return `info_of(op, func_name)`. Abort it on all peers if the time passes
+        or the caller is interrupted."""
         holder = self._inner
         limit_s = holder.default_timeout_s if timeout is DEFAULT else holder.timeout_s(timeout, func_name)
         session = holder.session(func_name)
@@ -628,7 +596,7 @@ class Communicator(CommunicatorBase):
             raise
         if op.is_given_up or op.result is None:
             require_outcome(session, [op], func_name)
-        return op
+        return info_of(op, func_name)
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:

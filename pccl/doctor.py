@@ -21,7 +21,7 @@ import trio
 
 from pccl import security
 from pccl._version import __version__
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, invalid
 from pccl.protocol.messages import PROTOCOL_VERSION
 from pccl.protocol.names import label
 from pccl.runtime.network import addresses
@@ -47,6 +47,7 @@ WINDOW_BYTES_MIN = 16 << 20
 PEERS_MAX = 16
 DIAL_S = 3.0
 PROC = Path("/proc/sys/net")
+OTHER_VERSION_SIGNS = ("speaks protocol", "CheckRequest", "not an expected message")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def examine(
         listen_at = addresses.parse(listen, default_port=0) if listen else ("", 0)
         advertised = addresses.parse(advertise, default_port=0) if advertise else None
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, "examine", str(error)) from None
+        raise invalid("examine", str(error)) from None
     found: list[Check] = []
     try:
         for host, port in masters:
@@ -180,8 +181,14 @@ class _Doctor:
         return [*found, *self._path_checks(path)]
 
     def _path_checks(self, path: PathReport) -> Iterator[Check]:
-        yield _round_trip(path)
-        yield _clock(path)
+        least, middle, most = min(path.round_trips_s), median(path.round_trips_s), max(path.round_trips_s)
+        text = f"{middle * 1e3:.2f} ms, {least * 1e3:.2f} at best, {most * 1e3:.2f} at worst"
+        yield Check("round trip", OK, text)
+        off_s, uncertain_s = path.clock_offset_s, path.clock_uncertainty_s
+        direction = "ahead" if off_s > 0 else "behind"
+        text = f"the master's clock is {abs(off_s):.3f} s {direction}, give or take {uncertain_s:.4f}"
+        advice = "synchronize the clocks (NTP): logs are hard to compare, and certificates may fail"
+        yield _judged("clock", abs(off_s) - uncertain_s <= CLOCK_S, text, advice)
         yield _mtu(path)
         if path.full_size != "both":
             return
@@ -193,15 +200,9 @@ class _Doctor:
     def _calls(self, path: PathReport) -> Iterator[Check]:
         is_translated = path.own_host != path.seen_host and not addresses.is_loopback(path.seen_host)
         if is_translated:
-            text = f"this host sends from {path.own_host}, and the master sees {path.seen_host}"
-            advice = (
-                ""
-                if self._advertised
-                else "forward a port, and set PCCL_LISTEN=0.0.0.0:PORT PCCL_ADVERTISE=PUBLIC:PORT"
-            )
-            yield Check(
-                "nat", OK if self._advertised else WARNING, f"{text}: there is address translation between", advice
-            )
+            text = f"address translation: this host sends from {path.own_host}, and the master sees {path.seen_host}"
+            advice = "forward a port, and set PCCL_LISTEN=0.0.0.0:PORT PCCL_ADVERTISE=PUBLIC:PORT"
+            yield _judged("nat", self._advertised is not None, text, advice)
         for where, failure in path.calls:
             if not failure:
                 yield Check("dialled back", OK, f"the master's host reaches this one at {where}")
@@ -250,29 +251,16 @@ def _advice_on(text: str) -> str:
         ("asks for TLS", "set PCCL_TLS_CA to the file with the certificate of the master's CA"),
         ("does not speak TLS", "unset PCCL_TLS_CA, or start the master with --tls-cert"),
         ("certificate", "set PCCL_TLS_CA to the CA of the master's certificate, and use a host name that it has"),
-        ("speaks protocol", "install the same version of pccl on both sides"),
-        ("CheckRequest", "install the same version of pccl on both sides"),
-        ("not an expected message", "install the same version of pccl on both sides"),
+        *((sign, "install the same version of pccl on both sides") for sign in OTHER_VERSION_SIGNS),
     ):
         if sign in text:
             return advice
     return "see the master's log (PCCL_LOG_LEVEL=INFO)"
 
 
-def _round_trip(path: PathReport) -> Check:
-    least, middle, most = min(path.round_trips_s), median(path.round_trips_s), max(path.round_trips_s)
-    text = f"{middle * 1e3:.2f} ms, {least * 1e3:.2f} at best, {most * 1e3:.2f} at worst"
-    return Check("round trip", OK, text)
-
-
-def _clock(path: PathReport) -> Check:
-    off_s, uncertain_s = path.clock_offset_s, path.clock_uncertainty_s
-    direction = "ahead" if off_s > 0 else "behind"
-    text = f"the master's clock is {abs(off_s):.3f} s {direction}, give or take {uncertain_s:.4f}"
-    if abs(off_s) - uncertain_s > CLOCK_S:
-        advice = "synchronize the clocks (NTP): logs are hard to compare, and certificates may fail"
-        return Check("clock", WARNING, text, advice)
-    return Check("clock", OK, text)
+def _judged(name: str, is_fine: bool, text: str, advice: str) -> Check:
+    """Return a check that is a warning, with advice, unless `is_fine`."""
+    return Check(name, OK, text) if is_fine else Check(name, WARNING, text, advice)
 
 
 def _mtu(path: PathReport) -> Check:
@@ -300,27 +288,21 @@ def _windows(path: PathReport) -> Iterator[Check]:
         rate = most / round_trip_s
         link = f"a link {_rate(CONNECTIONS_MAX * rate)}"
         what = f"{name} lets one connection carry {_rate(rate)} at {round_trip_s * 1e3:.0f} ms, and {link}"
-        if most < WINDOW_BYTES_MIN:
-            advice = f"raise the maximum of net.ipv4.{name}: docs/operations.md, Long fat pipes"
-            yield Check("windows", WARNING, what, advice)
-        else:
-            yield Check("windows", OK, what)
+        advice = f"raise the maximum of net.ipv4.{name}: docs/operations.md, Long fat pipes"
+        yield _judged("windows", most >= WINDOW_BYTES_MIN, what, advice)
     if _setting("ipv4/tcp_slow_start_after_idle") == "1":
-        text = "an idle link starts slowly again"
-        yield Check("windows", WARNING, text, "sysctl -w net.ipv4.tcp_slow_start_after_idle=0")
+        advice = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+        yield Check("windows", WARNING, "an idle link starts slowly again", advice)
 
 
 def _limits() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = soft == resource.RLIM_INFINITY or soft >= FILES_MIN
+    is_enough = soft == resource.RLIM_INFINITY or soft >= FILES_MIN
     most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    advice = "" if enough else f"ulimit -n {most}: each link takes several"
-    yield Check("files", OK if enough else WARNING, f"{soft} open files", advice)
-    backlog = _setting("core/somaxconn")
-    if backlog:
-        enough = int(backlog) >= BACKLOG_MIN
-        advice = "" if enough else "sysctl -w net.core.somaxconn=1024: peers that join at once are refused"
-        yield Check("backlog", OK if enough else WARNING, f"somaxconn is {backlog}", advice)
+    yield _judged("files", is_enough, f"{soft} open files", f"ulimit -n {most}: each link takes several")
+    if backlog := _setting("core/somaxconn"):
+        advice = "sysctl -w net.core.somaxconn=1024: peers that join at once are refused"
+        yield _judged("backlog", int(backlog) >= BACKLOG_MIN, f"somaxconn is {backlog}", advice)
     control = _setting("ipv4/tcp_congestion_control")
     if control:
         yield Check("congestion", OK, control if control.startswith("bbr") else f"{control}; {_bbr()}")

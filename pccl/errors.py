@@ -93,9 +93,14 @@ def op_error(result: Result, func_name: str, message: str) -> PCCLError:
     return (MismatchError if is_mismatch else PCCLError)(result, func_name, message)
 
 
+def invalid(func_name: str, message: str) -> PCCLError:
+    """Return the error for a wrong argument."""
+    return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
+
+
 def integer_argument(name: str, given: Any, func_name: str, least: int | None = None, most: int | None = None) -> int:
     """Return `given` as an int in [least, most]. INVALID_ARGUMENT if it is not one."""
     try:
         return as_int(name, given, least, most)
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, str(error)) from None
+        raise invalid(func_name, str(error)) from None

@@ -10,49 +10,28 @@ for peer in collect("host:48148").peers:
 from __future__ import annotations
 
 import os
+import shutil
 import ssl
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
+from types import TracebackType
 from typing import Any
 
-from pccl._replacement import Replacement
-from pccl.errors import PCCLError, integer_argument
-from pccl.protocol.recording import (
-    SPAN_S_MAX,
-    Gap,
-    LinkSample,
-    OpRecord,
-    RecordedEvent,
-    Recording,
-    RecordingError,
-    from_json,
-    gaps,
-    recent,
-    to_json,
-    unpack,
-)
+from pccl.errors import integer_argument, invalid
+from pccl.protocol.recording import SPAN_S_MAX, from_json, to_json, unpack
+from pccl.protocol.recording import Gap as Gap
+from pccl.protocol.recording import LinkSample as LinkSample
+from pccl.protocol.recording import OpRecord as OpRecord
+from pccl.protocol.recording import RecordedEvent as RecordedEvent
+from pccl.protocol.recording import Recording as Recording
+from pccl.protocol.recording import RecordingError as RecordingError
+from pccl.protocol.recording import gaps as gaps
+from pccl.protocol.recording import recent as recent
 from pccl.runtime.network.clients import fetch_any
 from pccl.status import ask_masters
-from pccl.types import Result
-
-__all__ = [
-    "Gap",
-    "LinkSample",
-    "OpRecord",
-    "PeerTrace",
-    "RecordedEvent",
-    "Recording",
-    "RecordingError",
-    "Trace",
-    "collect",
-    "cut",
-    "gaps",
-    "load",
-    "recent",
-    "save",
-]
-
 
 LAST_MAX = 2**63 - 1
 
@@ -130,14 +109,14 @@ def _checked_span(seconds: Any, func_name: str) -> float:
     given: Any = seconds
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= given < float("inf"):
         what = f"seconds {seconds!r}: must be a number of seconds; 0 looks as far back as is recorded"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        raise invalid(func_name, what)
     return float(min(given, SPAN_S_MAX))
 
 
 def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
     if isinstance(path, str | os.PathLike):
         return path
-    raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{path!r} is not the path of a file")
+    raise invalid(func_name, f"{path!r} is not the path of a file")
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
@@ -149,7 +128,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         RecordingError: A file is not a recording, or they are of different runs.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
-        raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")
+        raise invalid("load", f"paths {paths!r}: must be a list of paths")
     paths = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
@@ -165,15 +144,14 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         if known is None or known.recording is None or known.recording.taken_unix_ns < recording.taken_unix_ns:
             peers[recording.peer] = PeerTrace(recording.peer, recording.name, recording)
     if len(runs) > 1:
-        several = ", ".join(f"{run} ({path})" for run, path in runs.items())
-        raise RecordingError(f"these are recordings of different runs: {several}")
+        raise RecordingError(f"these are recordings of different runs: {', '.join(map(' in '.join, runs.items()))}")
     return Trace(next(iter(runs), ""), "", [peers[peer] for peer in sorted(peers)])
 
 
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
     """Return the last `seconds` of each recording, and the `last` ops; 0: all. Unfinished ops are always in it."""
     if not isinstance(trace, Trace):
-        raise PCCLError(Result.INVALID_ARGUMENT, "cut", f"trace must be a Trace, not {trace!r}")
+        raise invalid("cut", f"trace must be a Trace, not {trace!r}")
     seconds, last = _checked_span(seconds, "cut"), integer_argument("last", last, "cut", 0, LAST_MAX)
     peers = [
         peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
@@ -185,6 +163,57 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write a recording to a file that `load` and `pccl trace --files` read. After an error the former file remains."""
     if not isinstance(recording, Recording):
-        raise PCCLError(Result.INVALID_ARGUMENT, "save", f"recording must be a Recording, not {recording!r}")
+        raise invalid("save", f"recording must be a Recording, not {recording!r}")
     with Replacement(_checked_path(path, "save")) as file:
         file.write(to_json(recording))
+
+
+class Replacement:
+    """A context for a file that is replaced as a whole, or not at all. OSErrors name the path.
+
+    The new content goes to a temporary file in the same folder, which is made first. Pipes and devices are written
+    directly.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._target = os.path.realpath(path)
+        self._temporary: str | None = None
+        try:
+            if os.path.exists(self._path) and not stat.S_ISREG(os.stat(self._path).st_mode):
+                self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 - closed by `__exit__`
+                return
+            if not os.path.basename(self._path):
+                raise FileNotFoundError(2, os.strerror(2))
+            temporary = os.path.join(os.path.dirname(self._target), f".pccl-{os.urandom(8).hex()}.part")
+            self._file = open(temporary, "xb", buffering=0)  # noqa: SIM115
+            self._temporary = temporary
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from None
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def write(self, content: bytes) -> None:
+        """Write all of the content, and put it in place. To be called once."""
+        try:
+            with self._file as file:
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            if self._temporary is not None:
+                with suppress(OSError):  # there was none, or it is another user's
+                    shutil.copymode(self._target, self._temporary)
+                os.replace(self._temporary, self._target)
+                self._temporary = None
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._file.close()
+        if self._temporary is not None:
+            with suppress(OSError):
+                os.unlink(self._temporary)

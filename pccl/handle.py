@@ -1,8 +1,5 @@
 """Handles of ops in flight, the calls that launch them, and the end of ops that their callers give up.
 
-Every op takes one path: a launch returns a handle; a blocking call launches, waits, and cancels the op if its timeout
-passes or it is interrupted; a coroutine does the same with awaits.
-
 A wait that ends early leaves the op in flight with its arrays. Cancelling the op takes the arrays back: the engine
 restores what it has overwritten, without waiting for the network, and the master aborts the op on all peers unless they
 have committed it. If neither confirms that within `CANCEL_GRACE_S`, the outcome is unknown.
@@ -13,7 +10,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import trio
 
@@ -22,7 +20,8 @@ from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, CollectiveCall, ReduceOpDescriptor
 from pccl._session_holder import SessionErrors, SessionHolder
-from pccl.errors import PCCLError, integer_argument, op_error
+from pccl._timeouts import Timeout
+from pccl.errors import PCCLError, integer_argument, invalid, op_error
 from pccl.protocol.peer.effects import OpResult
 from pccl.protocol.peer.view import alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
@@ -48,6 +47,9 @@ TAGS_NAMED_MAX = 8
 
 Info = TypeVar("Info")
 T = TypeVar("T")
+InfoOf = Callable[[PendingOp, str], T]
+"""Returns the result of an op that is over, or raises its error for the call of that name."""
+P = ParamSpec("P")
 
 
 # Results.
@@ -65,10 +67,8 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
     if result.code is not Result.SUCCESS:
         raise op_error(result.code, func_name, result.reason)
     if op.is_given_up:
-        text = (
-            f"the other peers committed the op with tag {op.tag} after it was given up here; the arrays are unchanged"
-        )
-        raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text)
+        text = f"the other peers committed the op with tag {op.tag} after it was given up here"
+        raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, f"{text}; the arrays are unchanged")
     if op.source is not None:
         _deliver(op, op.source, func_name)
     return result
@@ -95,7 +95,7 @@ def reduce_info(op: PendingOp, func_name: str) -> ReduceInfo:
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
-def collective_info(op: PendingOp, call: CollectiveCall, func_name: str) -> CollectiveInfo:
+def collective_info(call: CollectiveCall, op: PendingOp, func_name: str) -> CollectiveInfo:
     """Return the result of another collective that is over. Errors as `delivered`."""
     result = delivered(op, func_name)
     return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, call.array())
@@ -110,8 +110,7 @@ def deadline(timeout_s: float | None) -> float:
 
 
 def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: str = "") -> str:
-    """Return the reason that all peers get for an op that this one gives up. `whom`: the peers it waited for, where
-    that is known better than `PeerSession.whom` knows it."""
+    """Return the reason that all peers get for an op that this one gives up after waiting for `whom`."""
     who = session.named(session.view.peer) if session.view is not None else "a peer"
     if timeout_s is None:
         return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
@@ -181,7 +180,7 @@ class Handle(Generic[Info]):
     thread's current stream.
     """
 
-    def __init__(self, op: PendingOp, session: PeerSession, info_of: Callable[[PendingOp, str], Info]) -> None:
+    def __init__(self, op: PendingOp, session: PeerSession, info_of: InfoOf[Info]) -> None:
         self._was_asked = False
         self._op = op
         self._session = session
@@ -302,7 +301,7 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
     """Another collective in flight. See `Handle`."""
 
     def __init__(self, op: PendingOp, session: PeerSession, call: CollectiveCall) -> None:
-        super().__init__(op, session, lambda op, func_name: collective_info(op, call, func_name))
+        super().__init__(op, session, partial(collective_info, call))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the op is over or `timeout` seconds have passed. It may be called again.
@@ -322,40 +321,6 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
 # Launching.
 
 
-@trio.lowlevel.enable_ki_protection
-def launched(
-    holder: SessionHolder,
-    spec: OpSpec,
-    func_name: str,
-    handle_of: Callable[[PendingOp, PeerSession], T],
-    is_waited_in_thread: bool,
-) -> T:
-    """Launch an op whose caller goes on, and return its handle. An interrupted launch is withdrawn.
-
-    `is_waited_in_thread`: the caller waits in a thread, so a small op takes the fast path.
-    """
-    session = holder.session(func_name)
-    view = session.view if session.failure is None else holder.view(func_name)
-    if view is None or len(view.ring) < 2:
-        raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group if view is not None else 0))
-    ops = session.ops
-    is_overlapped = spec.pair is None
-    op = ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
-    op.waits = session.overlapped_waits if is_overlapped else None
-    try:
-        handle = handle_of(op, session)
-        if is_waited_in_thread:
-            ops.start(op)
-        else:
-            ops.launch(op)
-    except SessionError as error:  # the launch was refused
-        raise PCCLError(error.result, func_name, error.message) from None
-    except BaseException:
-        interrupted(session, [op])
-        raise
-    return handle
-
-
 @outside_graphs
 class Launch:
     """The collectives of a communicator, launched: `comm.launch.all_gather(x)` returns a handle at once.
@@ -369,15 +334,34 @@ class Launch:
         self._holder = holder
         self._is_waited_in_thread = is_waited_in_thread
 
-    def _collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
-        made = call(self._holder.view(func_name), func_name)
-        return launched(
-            self._holder,
-            made.spec,
-            func_name,
-            lambda op, session: AsyncCollectiveHandle(op, session, made),
-            self._is_waited_in_thread,
-        )
+    @trio.lowlevel.enable_ki_protection
+    def _launched(self, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp, PeerSession], T]) -> T:
+        """Launch an op and return its handle. An interrupted launch is withdrawn."""
+        session = self._holder.session(func_name)
+        view = session.view if session.failure is None else self._holder.view(func_name)
+        if view is None or len(view.ring) < 2:
+            raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group if view is not None else 0))
+        ops = session.ops
+        is_overlapped = spec.pair is None
+        op = ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
+        op.waits = session.overlapped_waits if is_overlapped else None
+        try:
+            handle = handle_of(op, session)
+            if self._is_waited_in_thread:  # then a small op takes the fast path
+                ops.start(op)
+            else:
+                ops.launch(op)
+        except SessionError as error:  # the launch was refused
+            raise PCCLError(error.result, func_name, error.message) from None
+        except BaseException:
+            interrupted(session, [op])
+            raise
+        return handle
+
+    def _collective(self, make: CallOf[P], *arguments: P.args, **keywords: P.kwargs) -> AsyncCollectiveHandle:
+        name = f"launch.{make.__name__}"
+        made = make(self._holder.view(name), name, *arguments, **keywords)
+        return self._launched(made.spec, name, lambda op, session: AsyncCollectiveHandle(op, session, made))
 
     def all_reduce(
         self,
@@ -395,7 +379,7 @@ class Launch:
         name = "all_reduce_async"
         quantization = quantization if quantization is not None else quantization_options
         spec = _collectives.all_reduce(send, recv, op, tag, quantization, algorithm, step, operand_descriptor, name)
-        return launched(self._holder, spec, name, AsyncReduceHandle, self._is_waited_in_thread)
+        return self._launched(spec, name, AsyncReduceHandle)
 
     def all_gather(
         self,
@@ -406,7 +390,7 @@ class Launch:
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), "launch.all_gather")
+        return self._collective(_collectives.all_gather, send, recv, tag, algorithm, step)
 
     def reduce_scatter(
         self,
@@ -418,8 +402,7 @@ class Launch:
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
-        return self._collective(call, "launch.reduce_scatter")
+        return self._collective(_collectives.reduce_scatter, send, recv, op, tag, algorithm, step)
 
     def broadcast(
         self,
@@ -430,7 +413,7 @@ class Launch:
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), "launch.broadcast")
+        return self._collective(_collectives.broadcast, array, root, tag, algorithm, step)
 
     def reduce(
         self,
@@ -443,7 +426,7 @@ class Launch:
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.reduce(send, recv, op, root, tag, algorithm, step), "launch.reduce")
+        return self._collective(_collectives.reduce, send, recv, op, root, tag, algorithm, step)
 
     def all_to_all(
         self,
@@ -455,88 +438,89 @@ class Launch:
         tag: int = 0,
         step: int | None = None,
     ) -> AsyncCollectiveHandle:
-        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
-        return self._collective(call, "launch.all_to_all")
+        return self._collective(_collectives.all_to_all, send, recv, send_counts, recv_counts, tag, step)
 
     def gather(
         self, send: Movable, recv: Movable | None = None, *, root: int, tag: int = 0, step: int | None = None
     ) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.gather(send, recv, root, tag, step), "launch.gather")
+        return self._collective(_collectives.gather, send, recv, root, tag, step)
 
     def scatter(
         self, send: Movable | None, recv: Movable, *, root: int, tag: int = 0, step: int | None = None
     ) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.scatter(send, recv, root, tag, step), "launch.scatter")
+        return self._collective(_collectives.scatter, send, recv, root, tag, step)
 
     def send(self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.send(array, dst, tag, step), "launch.send")
+        return self._collective(_collectives.send, array, dst, tag, step)
 
     def recv(self, array: Movable, *, src: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.recv(array, src, tag, step), "launch.recv")
+        return self._collective(_collectives.recv, array, src, tag, step)
 
     def barrier(self, *, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
-        return self._collective(_collectives.barrier(tag, step), "launch.barrier")
+        return self._collective(_collectives.barrier, tag, step)
 
 
 class Retry:
-    """The ops of one `all_reduce_multiple_with_retry`: what is in flight, what comes next, when it has failed.
+    """The ops of one `all_reduce_multiple_with_retry`: in flight, next, and failed. The communicators wait for them.
 
-    It never waits: the communicators do. The window of `max_in_flight` ops cannot deadlock, whatever order the peers
-    list their ops in:
-
-    1. Every peer launches its ops in the order of their tags.
-    2. A verdict is the same on all peers, so an op is repeated on all of them or on none.
-    3. The place of an op that has ended goes to the lowest tag that is waiting. By 1 and 2 the lowest tag that is not
-       committed is therefore in flight on every peer.
+    Every peer launches its ops in the order of their tags, and repeats the same ones, since a verdict is the same on
+    all peers. The place of an op that has ended goes to the lowest tag that is waiting. So the lowest tag that is not
+    committed is in flight on every peer, and the window of `max_in_flight` ops cannot deadlock.
     """
 
-    def __init__(self, descriptors: Sequence[ReduceOpDescriptor], max_in_flight: int, func_name: str) -> None:
+    def __init__(
+        self, holder: SessionHolder, descriptors: Sequence[ReduceOpDescriptor], max_in_flight: int, timeout: Timeout
+    ) -> None:
+        name = self._func_name = "all_reduce_multiple_with_retry"
         given: Any = descriptors
         if not isinstance(given, Sequence) or not all(isinstance(each, ReduceOpDescriptor) for each in given):
-            what = f"descriptors must be a list of ReduceOpDescriptor, not {given!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
-        max_in_flight = integer_argument("max_in_flight", max_in_flight, func_name, 1)
+            raise invalid(name, f"descriptors must be a list of ReduceOpDescriptor, not {given!r}")
+        self._max_in_flight = integer_argument("max_in_flight", max_in_flight, name, 1)
         tags = [descriptor.spec.tag for descriptor in descriptors]
         repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
         if not descriptors or repeated:
-            what = f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
-        self.in_flight: list[PendingOp] = []
-        self.retries = 0
-        self._func_name = func_name
-        self._max_in_flight = max_in_flight
+            raise invalid(name, f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops")
         self._specs = {descriptor.spec.tag: descriptor.spec for descriptor in descriptors}
         self._left = sorted(self._specs, reverse=True)
         self._infos: list[ReduceInfo] = []
         self._failure: PCCLError | None = None
+        self._limit_s = holder.timeout_s(timeout, name)
+        self._end_s = deadline(self._limit_s)
+        self.session = holder.session(name)
+        self.in_flight: list[PendingOp] = []
 
-    def launch(self, session: PeerSession) -> bool:
-        """Launch what there is room for. Return whether anything is in flight."""
+    @property
+    def left_s(self) -> float | None:
+        """The seconds until the timeout; None without one."""
+        return None if self._limit_s is None else max(0.0, self._end_s - time.monotonic())
+
+    def launch(self) -> bool:
+        """Launch what there is room for. Return whether an op is in flight."""
         while self._left and self._failure is None and len(self.in_flight) < self._max_in_flight:
-            op = session.ops.new(self._specs[self._left.pop()])
+            op = self.session.ops.new(self._specs[self._left.pop()])
             self.in_flight.append(op)
             try:
                 with SessionErrors(self._func_name):
-                    session.ops.launch(op)
+                    self.session.ops.launch(op)
             except PCCLError:
                 if op.is_over:
                     self.in_flight.remove(op)
                 raise
         return bool(self.in_flight)
 
-    def collect(self, session: PeerSession, timeout_s: float | None) -> None:
-        """Collect every op that has ended. To be called when one has, or when `timeout_s` has passed (TIMEOUT).
+    def collect(self) -> None:
+        """Collect every op that has ended. To be called when one has, or when the time has passed (TIMEOUT).
 
         Once an op has failed, those in flight are cancelled on all peers, since a peer whose own call failed may never
         launch them. The failure is raised when the last of them has ended.
         """
-        if not any(op.is_over for op in self.in_flight):
+        ended = [op for op in self.in_flight if op.is_over]
+        if not ended:
             tags = sorted([*(op.tag for op in self.in_flight), *self._left])
             named = f"{', '.join(map(str, tags[:TAGS_NAMED_MAX]))}{' ...' if len(tags) > TAGS_NAMED_MAX else ''}"
-            text = f"not all ops were committed within {timeout_s:g} s: not those with tags {named}"
-            whom = session.whom(self.in_flight[0])
+            text = f"not all ops were committed within {self._limit_s:g} s: not those with tags {named}"
+            whom = self.session.whom(self.in_flight[0])
             raise PCCLError(Result.TIMEOUT, self._func_name, f"{text}; the first waited for {whom}")
-        ended = [op for op in self.in_flight if op.is_over]
         self.in_flight = [op for op in self.in_flight if op not in ended]
         had_failed = self._failure is not None
         for op in ended:
@@ -544,24 +528,26 @@ class Retry:
                 self._infos.append(reduce_info(op, self._func_name))
             except PCCLError as error:
                 if error.result is Result.RANK_CONNECTION_LOST:
-                    self.retries += 1
-                    self._left.append(op.tag)
-                    self._left.sort(reverse=True)
+                    self._left = sorted([*self._left, op.tag], reverse=True)
                 else:
                     self._failure = self._failure or error
         if self._failure is not None:
             if not had_failed:
                 for op in self.in_flight:
-                    session.ops.cancel(op, self._failure.result, self._failure.message)
+                    self.session.ops.cancel(op, self._failure.result, self._failure.message)
             if not self.in_flight:
                 raise self._failure
 
-    def outcome(self, session: PeerSession, error: PCCLError) -> ReduceInfo:
-        """Return the info if all ops that were given up for `error` have been committed all the same. Else raise it, or
-        OUTCOME_UNKNOWN."""
+    def cancel(self) -> None:
+        """Start to abort the ops in flight on all peers."""
+        cancel(self.session, self.in_flight, self._limit_s)
+
+    def outcome(self, error: PCCLError) -> ReduceInfo:
+        """Return the info if all ops that were given up for `error` have been committed nevertheless. Else raise it,
+        or OUTCOME_UNKNOWN."""
         is_open = self._failure is not None or bool(self._left) or error.result is not Result.TIMEOUT
         if is_open or not all(op.is_over and not op.has_failed and not op.is_given_up for op in self.in_flight):
-            require_outcome(session, self.in_flight, self._func_name, error)
+            require_outcome(self.session, self.in_flight, self._func_name, error)
             raise error
         self._infos += [reduce_info(op, self._func_name) for op in self.in_flight]
         return self.info()

@@ -72,8 +72,9 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def configure(default_level: str | None = None, in_background: bool = False) -> None:
-    """Send the log to stderr at PCCL_LOG_LEVEL, else at `default_level`, else not at all, unless the logger has a
-    handler. `in_background`: a thread writes, so that no call waits for stderr.
+    """Send the log to stderr at PCCL_LOG_LEVEL or `default_level`, unless both are missing or the logger has a handler.
+
+    `in_background`: a thread writes, so that no call waits for stderr.
     """
     logger = logging.getLogger("pccl")
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
@@ -98,8 +99,7 @@ def configure(default_level: str | None = None, in_background: bool = False) -> 
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
-    """The handler that `configure` adds. In the background it writes without the locks that the interpreter's end waits
-    for."""
+    """The handler that `configure` adds. In the background it takes no locks, which the interpreter's end waits for."""
 
     def __init__(self, in_background: bool) -> None:
         self._in_background = in_background

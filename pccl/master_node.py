@@ -8,14 +8,14 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import trio
 
 from pccl import _timeouts, security
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.protocol.failover.bootstrap import Start
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
@@ -40,8 +40,7 @@ HTTP_BACKLOG = 64
 class MasterNode:
     """A master: it keeps the membership of one run and decides the outcome of ops. No payload passes through it.
 
-    `run()` listens and returns at once, `interrupt()` stops the master, `wait()` waits until it has stopped; a `with`
-    block does all three. Thread-safe. See docs/operations.md for running and restarting masters.
+    `run()` returns at once, `interrupt()` stops the master, `wait()` waits for its end; a `with` block does all three.
 
     Args:
         listen_address: "host:port" to listen on; port 0 is any free port.
@@ -80,7 +79,7 @@ class MasterNode:
             self._start = Start(start)
         except ValueError:
             what = f"start={start!r} is not one of {', '.join(repr(each.value) for each in Start)}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what) from None
+            raise invalid("MasterNode", what) from None
         default = MasterOptions
         self._options = MasterOptions(
             peer_timeout_s=_number(
@@ -99,7 +98,7 @@ class MasterNode:
             if self._http_hosts and self._http is None:
                 raise ValueError("http_hosts= needs http=")
         except ValueError as error:
-            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
+            raise invalid("MasterNode", str(error)) from None
         self._state = os.environ.get("PCCL_STATE") if state is None else os.fspath(state)
         self._has_default_state = self._state is None
         if self._state is None and not standby_of:
@@ -120,46 +119,45 @@ class MasterNode:
         """
         if self._service is not None and not self._service.stopped.is_set():
             raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", f"already running at {self.address}")
-        try:
-            listener = addresses.listen(self._host, self._port)
-        except OSError as error:
-            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
-        try:
-            web_listener = None if self._http is None else addresses.listen(*self._http, backlog=HTTP_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
-        security.warn_if_exposed(self._host, self._token, stacklevel=2)
-        if self._http is not None:
-            security.warn_if_shown(self._http[0], stacklevel=2)
-        state = None
-        try:
-            if self._state:
-                owner = addresses.join(self._host, listener.getsockname()[1])
-                state = open_directory(self._state, owner, self._has_default_state)
-            start = self._start
-            if start is Start.AUTO and not self._port and state is None:
-                start = Start.NEW  # no peer can know this port from an earlier master
-            web = None
-            if web_listener is not None and self._http is not None:
-                web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
-            server = MasterServer(
-                listener,
-                self._options,
-                self._token,
-                self._ssl_context,
-                start,
-                self._standby_of,
-                security.client_tls(None, "MasterNode") if self._standby_of else None,
-                state,
-            )
-            service = _Service(f"the master at {addresses.join(self._host, server.port)}", server, web)
-        except (OSError, StateError) as error:
-            for opened in (listener, web_listener, state):
-                if opened is not None:
-                    opened.close()
-            code = Result.INVALID_ARGUMENT if isinstance(error, StateError) else Result.INTERNAL_ERROR
-            raise PCCLError(code, "MasterNode.run", str(error)) from None
+        with ExitStack() as opened:
+            try:
+                listener = addresses.listen(self._host, self._port)
+                opened.callback(listener.close)
+                web = None
+                if self._http is not None:
+                    web_listener = addresses.listen(*self._http, backlog=HTTP_BACKLOG)
+                    opened.callback(web_listener.close)
+                    web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
+            except OSError as error:
+                raise invalid("MasterNode.run", str(error.strerror)) from None
+            security.warn_if_exposed(self._host, self._token, stacklevel=2)
+            if self._http is not None:
+                security.warn_if_shown(self._http[0], stacklevel=2)
+            state = None
+            try:
+                if self._state:
+                    owner = addresses.join(self._host, listener.getsockname()[1])
+                    state = open_directory(self._state, owner, self._has_default_state)
+                    if state is not None:
+                        opened.callback(state.close)
+                start = self._start
+                if start is Start.AUTO and not self._port and state is None:
+                    start = Start.NEW  # no peer can know this port from an earlier master
+                server = MasterServer(
+                    listener,
+                    self._options,
+                    self._token,
+                    self._ssl_context,
+                    start,
+                    self._standby_of,
+                    security.client_tls(None, "MasterNode") if self._standby_of else None,
+                    state,
+                )
+                service = _Service(f"the master at {addresses.join(self._host, server.port)}", server, web)
+            except (OSError, StateError) as error:
+                code = Result.INVALID_ARGUMENT if isinstance(error, StateError) else Result.INTERNAL_ERROR
+                raise PCCLError(code, "MasterNode.run", str(error)) from None
+            opened.pop_all()
         self._service = service
         portal.on_fork(service)
         if self._is_daemon:
@@ -243,7 +241,7 @@ def _number(name: str, given: float | None, default: float, least: float, most: 
         value = math.nan
     if not least <= value <= most:
         what = f"{variable if given is None else name} {text!r} is not a number within [{least:g}, {most:g}]"
-        raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what)
+        raise invalid("MasterNode", what)
     return value
 
 

@@ -7,7 +7,7 @@ exporter = pccl.otel.export(comm)
 exporter.close()
 
 A thread reads the flight recorder every few seconds, so ops do not wait for it. Ops that the recorder has dropped by
-then (it holds 4096) are not exported. An op for which a provider raises is lost.
+then (it holds 4096) are not exported, and neither is an op whose provider raises.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from numbers import Real
 from typing import Any
 
 from pccl.communicator import Communicator, CommunicatorBase
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, invalid
 from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
-from pccl.types import Result
 
 try:
     from opentelemetry import metrics, trace
@@ -61,11 +60,9 @@ class Exporter:
         given: Any = communicator
         seconds: Any = interval
         if not isinstance(given, CommunicatorBase):
-            what = f"communicator must be a Communicator, not {communicator!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+            raise invalid("export", f"communicator must be a Communicator, not {communicator!r}")
         if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < interval <= INTERVAL_S_MAX:
-            what = f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]"
-            raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+            raise invalid("export", f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]")
         self._communicator = communicator
         self._interval_s = float(interval)
         self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)

@@ -7,9 +7,8 @@ import ssl
 import warnings
 from typing import Any
 
-from pccl.errors import PCCLError
+from pccl.errors import invalid
 from pccl.runtime.network import addresses, handshake
-from pccl.types import Result
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
 ENCRYPT_VARIABLE = "PCCL_ENCRYPT"
@@ -25,9 +24,9 @@ def token(argument: str | None, func_name: str) -> str:
     """Return the run's shared secret, "" if there is none. INVALID_ARGUMENT if it is not text."""
     found = os.environ.get(TOKEN_VARIABLE, "") if argument is None else argument
     if not isinstance(found, str):
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"the token must be a str, not {type(found).__name__}")
+        raise invalid(func_name, f"the token must be a str, not {type(found).__name__}")
     if not found.isascii() and found != found.encode(errors="replace").decode():
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, "the token is not valid Unicode text")
+        raise invalid(func_name, "the token is not valid Unicode text")
     return found.strip()  # files end with a newline
 
 
@@ -37,26 +36,24 @@ def encryption(argument: Any, token: str, func_name: str) -> bool:
     if argument is None:
         text = os.environ.get(ENCRYPT_VARIABLE, "").strip()
         if text not in ("", "0", "1"):
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{ENCRYPT_VARIABLE}={text!r} is neither 0 nor 1")
+            raise invalid(func_name, f"{ENCRYPT_VARIABLE}={text!r} is neither 0 nor 1")
         argument = text == "1"
         origin = f"{ENCRYPT_VARIABLE}=1"
     if not isinstance(argument, bool):
         name = type(argument).__name__
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"encrypt must be True, False or None, not {name}")
+        raise invalid(func_name, f"encrypt must be True, False or None, not {name}")
     if argument and not token:
-        text = f"{origin} needs a token to derive keys from: token= or {TOKEN_VARIABLE}"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        raise invalid(func_name, f"{origin} needs a token to derive keys from: token= or {TOKEN_VARIABLE}")
     missing = handshake.why_unavailable() if argument else ""
     if missing:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{origin}: {missing}")
+        raise invalid(func_name, f"{origin}: {missing}")
     return argument
 
 
 def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
     """Return the argument. INVALID_ARGUMENT unless it is an SSLContext or None."""
     if argument is not None and not isinstance(argument, ssl.SSLContext):
-        text = f"ssl_context must be an ssl.SSLContext, not {type(argument).__name__}"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        raise invalid(func_name, f"ssl_context must be an ssl.SSLContext, not {type(argument).__name__}")
     return argument
 
 
@@ -69,15 +66,14 @@ def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContex
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:
-        text = f"{CA_VARIABLE}={ca!r} cannot be used: {error.strerror or error}"
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
+        raise invalid(func_name, f"{CA_VARIABLE}={ca!r} cannot be used: {error.strerror or error}") from None
     certificate = os.environ.get(CERT_VARIABLE)
     if certificate:
         try:
             context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
         except OSError as error:
             text = f"{CERT_VARIABLE}={certificate!r} and {KEY_VARIABLE} cannot be used: {error.strerror or error}"
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
+            raise invalid(func_name, text) from None
     return context
 
 

@@ -1,9 +1,6 @@
 """The shared state: named tensors and a revision that all peers of a group keep bit-identical.
 
 `Communicator.sync_shared_state` compares it among peers and moves what differs.
-
-Tensors are held by reference, and a sync writes into them. Arrays of JAX cannot be written into: a `PytreeState` holds
-the values of a tree of them in memory of its own, and makes new arrays of it on demand.
 """
 
 from __future__ import annotations
@@ -13,9 +10,8 @@ from typing import Any
 
 from pccl._arrays import JaxLeaves, Operand, changes_of, resolve
 from pccl.devices.state_store import DeviceStore
-from pccl.errors import PCCLError, integer_argument
+from pccl.errors import integer_argument, invalid
 from pccl.runtime.state.tensor_blocks import StateTensor
-from pccl.types import Result
 
 REVISION_MAX = 2**63 - 1
 
@@ -29,12 +25,12 @@ class TensorInfo:
 
     def __init__(self, operand: Operand, name: str, allow_content_inequality: bool) -> None:
         if not isinstance(name, str) or not name or "\0" in name:
-            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"{name!r} cannot be a tensor's name")
+            raise invalid("TensorInfo", f"{name!r} cannot be a tensor's name")
         if operand.wrap is not None:
             what = f"tensor {name!r} is a jax.Array, which no sync can write into; use SharedState.from_pytree"
-            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", what)
+            raise invalid("TensorInfo", what)
         if not operand.is_writable:
-            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"tensor {name!r} is read-only")
+            raise invalid("TensorInfo", f"tensor {name!r} is read-only")
         self.name = name
         self.allow_content_inequality = allow_content_inequality
         self._operand = operand
@@ -78,14 +74,13 @@ class SharedState:
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
         given: Any = tensors
         if not isinstance(given, Sequence) or not all(isinstance(each, TensorInfo) for each in given):
-            what = f"tensors must be a sequence of TensorInfo, not {tensors!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what)
+            raise invalid("SharedState", f"tensors must be a sequence of TensorInfo, not {tensors!r}")
         self.tensors = list(tensors)
         names = [tensor.name for tensor in self.tensors]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if not names or repeated:
             what = f"these names occur twice: {', '.join(repeated)}" if repeated else "a shared state needs tensors"
-            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what)
+            raise invalid("SharedState", what)
         self._revision = 0
 
     @classmethod
@@ -94,7 +89,7 @@ class SharedState:
         given: Any = arrays
         if not isinstance(given, Mapping):
             what = f"arrays must be a mapping of names to NumPy arrays, not {type(arrays).__name__}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState.from_numpy", what)
+            raise invalid("SharedState.from_numpy", what)
         return cls([TensorInfo.from_numpy(array, name) for name, array in arrays.items()])
 
     @classmethod
@@ -103,7 +98,7 @@ class SharedState:
         if not isinstance(tensors, Mapping):
             if not hasattr(tensors, "state_dict"):
                 what = f"tensors must be a module or a mapping of names to tensors, not {type(tensors).__name__}"
-                raise PCCLError(Result.INVALID_ARGUMENT, "SharedState.from_torch", what)
+                raise invalid("SharedState.from_torch", what)
             tensors = tensors.state_dict()
         return cls([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
 
@@ -112,8 +107,8 @@ class SharedState:
         """Make a state of a JAX tree of `jax.Array`s and NumPy arrays. The state has copies of the values.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if JAX is not imported, or for a leaf that is no such array, is spread over
-                several devices, or has a dtype that cannot be reduced.
+            PCCLError: INVALID_ARGUMENT if JAX is not imported, or for a leaf of another kind, on several
+                devices, or of a dtype that cannot be reduced.
         """
         return PytreeState(tree)
 
@@ -147,7 +142,7 @@ class PytreeState(SharedState):
 
     def __init__(self, tree: Any) -> None:
         name = "SharedState.from_pytree"
-        self._leaves = JaxLeaves(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, name, what))
+        self._leaves = JaxLeaves(tree, lambda what: invalid(name, what))
         super().__init__([TensorInfo.from_numpy(value, path) for path, value in self._leaves.values.items()])
 
     @property
@@ -159,4 +154,4 @@ class PytreeState(SharedState):
     def tree(self, tree: Any) -> None:
         """Copy the values of a tree into the state. INVALID_ARGUMENT, and no change, if structure, shapes or dtypes
         differ."""
-        self._leaves.copy_from(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, "PytreeState.tree", what))
+        self._leaves.copy_from(tree, lambda what: invalid("PytreeState.tree", what))

@@ -13,49 +13,29 @@ from typing import Any, TypeVar
 import trio
 
 from pccl import security
-from pccl._timeouts import checked_bound_s
-from pccl.errors import PCCLError
-from pccl.protocol.names import label, peers_named
-from pccl.protocol.status import (
-    Course,
-    Event,
-    Finding,
-    GroupStatus,
-    LinkFigures,
-    LinkTraffic,
-    Loss,
-    MemberStatus,
-    PeerTraffic,
-    RunStatus,
-    StalledOp,
-    Totals,
-    Waiting,
-)
+from pccl._timeouts import checked_s
+from pccl.errors import PCCLError, invalid
+from pccl.protocol.names import label as label
+from pccl.protocol.names import peers_named as peers_named
+from pccl.protocol.status import Course as Course
+from pccl.protocol.status import Event as Event
+from pccl.protocol.status import Finding as Finding
+from pccl.protocol.status import GroupStatus as GroupStatus
+from pccl.protocol.status import LinkFigures as LinkFigures
+from pccl.protocol.status import LinkTraffic as LinkTraffic
+from pccl.protocol.status import Loss as Loss
+from pccl.protocol.status import MemberStatus as MemberStatus
+from pccl.protocol.status import PeerTraffic as PeerTraffic
+from pccl.protocol.status import RunStatus as RunStatus
+from pccl.protocol.status import StalledOp as StalledOp
+from pccl.protocol.status import Totals as Totals
+from pccl.protocol.status import Waiting as Waiting
 from pccl.runtime.network import addresses
 from pccl.runtime.network.clients import NoAnswer, ask_all
 from pccl.runtime.threads import portal
 from pccl.types import Result
 
 T = TypeVar("T")
-
-__all__ = [
-    "Course",
-    "Event",
-    "Finding",
-    "GroupStatus",
-    "LinkFigures",
-    "LinkTraffic",
-    "Loss",
-    "MemberStatus",
-    "PeerTraffic",
-    "RunStatus",
-    "StalledOp",
-    "Totals",
-    "Waiting",
-    "label",
-    "peers_named",
-    "run_status",
-]
 
 
 def run_status(
@@ -87,14 +67,15 @@ def ask_masters(
     *arguments: Any,
 ) -> T:
     """Return the result of `request(masters, token, context, timeout_s, *arguments)`. PCCLError as `run_status`."""
-    timeout_s = checked_bound_s(timeout, func_name)
+    limit_s = checked_s(timeout, func_name)
+    timeout_s = float("inf") if limit_s is None else limit_s
     secret = security.token(token, func_name)
     context = security.client_tls(ssl_context, func_name)
     try:
         masters = addresses.parse_masters(address)
         return portal.current().call(request, masters, secret, context, timeout_s, *arguments)
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, str(error)) from None
+        raise invalid(func_name, str(error)) from None
     except NoAnswer as error:
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, func_name, str(error)) from None
     except trio.TooSlowError:

@@ -40,9 +40,8 @@ class Result(IntEnum):
     PENDING_ASYNC_OPS = 10
     """The call needs this peer's own ops to have ended."""
     UPDATE_TOPOLOGY_FAILED = 11
-    """Never raised; kept for scripts that were written for the reference library."""
+    """Never raised, as the next one: kept for scripts that were written for the reference library."""
     TOPOLOGY_OPTIMIZATION_FAILED = 12
-    """Never raised; kept for scripts that were written for the reference library."""
     TIMEOUT = 13
     """The caller's `timeout=` has passed. An op is aborted on all peers, or was never begun by this one."""
     OUTCOME_UNKNOWN = 14
@@ -170,10 +169,7 @@ class DataType(IntEnum):
             raise ValueError(
                 f"dtype {dtype.str!r} is byte-swapped: convert it with .astype({dtype.newbyteorder('=')!s})"
             )
-        found = _FROM_NUMPY_NAME.get(dtype.name)
-        if found is None:
-            raise ValueError(f"dtype {dtype} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
-        _FROM_NUMPY[dtype] = found
+        found = _FROM_NUMPY[dtype] = cls._from_name(dtype.name, f"dtype {dtype}")
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
@@ -192,11 +188,13 @@ class DataType(IntEnum):
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
         """Return the type of a torch dtype. ValueError if there is none."""
-        name = str(dtype).removeprefix("torch.")
-        found = _FROM_NUMPY_NAME.get(name)
-        if found is None:
-            raise ValueError(f"{dtype} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
-        return found
+        return cls._from_name(str(dtype).removeprefix("torch."), str(dtype))
+
+    @classmethod
+    def _from_name(cls, name: str, shown: str) -> DataType:
+        if name not in _FROM_NUMPY_NAME:
+            raise ValueError(f"{shown} cannot be reduced; use one of {', '.join(_FROM_NUMPY_NAME)}")
+        return _FROM_NUMPY_NAME[name]
 
     def to_torch_dtype(self) -> Any:
         """Return the torch dtype."""
@@ -205,19 +203,9 @@ class DataType(IntEnum):
         return getattr(torch, _NUMPY_NAMES[self])
 
 
-_NUMPY_NAMES = {
-    DataType.UINT8: "uint8",
-    DataType.INT8: "int8",
-    DataType.UINT16: "uint16",
-    DataType.INT16: "int16",
-    DataType.UINT32: "uint32",
-    DataType.INT32: "int32",
-    DataType.UINT64: "uint64",
-    DataType.INT64: "int64",
-    DataType.FLOAT16: "float16",
-    DataType.BFLOAT16: "bfloat16",
-    DataType.FLOAT: "float32",
-    DataType.DOUBLE: "float64",
+_NUMPY_NAMES = {dtype: dtype.name.lower() for dtype in DataType} | {
+    DataType.FLOAT32: "float32",
+    DataType.FLOAT64: "float64",
 }
 _FROM_NUMPY: dict[Any, DataType] = {}
 """A cache by NumPy dtype, whose name is slow to get."""
@@ -363,7 +351,7 @@ class ReduceInfo:
     membership: Membership | None = field(default=None, compare=False)
     """These peers, and this peer's rank among them. None for several ops whose peers were not the same."""
     array: Any = field(default=None, compare=False)
-    """The result as a new array, if `send` is a `jax.Array` and there is no `recv`."""
+    """The result as a new array, if `send` is a `jax.Array` without `recv`."""
 
     def __repr__(self) -> str:
         shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"

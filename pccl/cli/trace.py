@@ -41,8 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import PCCLError
-    from pccl._replacement import Replacement
-    from pccl.flight_recorder import RecordingError
+    from pccl.flight_recorder import RecordingError, Replacement
     from pccl.trace import timeline
 
     output: str = arguments.output

@@ -53,7 +53,7 @@ class Transport:
 
     def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op:
         """Execute an op and wait for it. PCCLError."""
-        return self.communicator._run(spec, timeout_s, title)
+        return self.communicator._run(spec, timeout_s, title, lambda op, _: op)
 
     def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None:
         """Launch an op. `started(op)` is called before the launch, `over()` by any thread after the op.

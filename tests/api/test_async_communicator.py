@@ -46,6 +46,13 @@ def test_methods_are_coroutine_functions(name: str) -> None:
     assert not inspect.iscoroutinefunction(getattr(pccl.Communicator, name))
 
 
+@pytest.mark.parametrize("name", [*WAITING, "all_gather", "barrier", "wait_for_peers", "admit_peers"])
+def test_methods_have_signature_and_help_of_communicator(name: str) -> None:
+    method, blocking = getattr(AsyncCommunicator, name), getattr(pccl.Communicator, name)
+    assert inspect.signature(method) == inspect.signature(blocking)
+    assert inspect.getdoc(method) == inspect.getdoc(blocking)
+
+
 def test_wrong_argument_is_raised_by_await() -> None:
     peer = AsyncCommunicator("127.0.0.1:9")
 

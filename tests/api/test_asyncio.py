@@ -109,7 +109,7 @@ async def test_timeout_and_other_errors(peers: Peers) -> None:
         await peers[0].update_topology(timeout=0.05)
     with pytest.raises(PCCLError, match="INVALID_ARGUMENT"):
         await peers[0].all_reduce([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^AsyncCommunicator\.broadcast\(\) missing"):
+    with pytest.raises(TypeError, match=r"^Communicator\.broadcast\(\) missing"):
         await peers[0].broadcast(ones())  # type: ignore[call-arg]
 
 

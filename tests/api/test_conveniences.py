@@ -86,7 +86,7 @@ def test_both_communicators_have_the_same_signatures(name: str) -> None:
         (lambda: Communicator("127.0.0.1:9").all_reduce(), "Communicator.all_reduce()"),  # type: ignore[call-arg]
         (lambda: Communicator("127.0.0.1:9").broadcast(ones()), "Communicator.broadcast()"),  # type: ignore[call-arg]
         (lambda: Communicator(adress="127.0.0.1:9"), "CommunicatorOptions.__init__()"),
-        (lambda: AsyncCommunicator("127.0.0.1:9").send().send(None), "AsyncCommunicator.send()"),  # type: ignore
+        (lambda: AsyncCommunicator("127.0.0.1:9").send().send(None), "Communicator.send()"),  # type: ignore
     ],
 )
 def test_wrong_call_is_named(call: Callable[[], Any], name: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pccl import _replacement
-from pccl._replacement import Replacement
+from pccl import flight_recorder
+from pccl.flight_recorder import Replacement
 
 
 def test_file_is_replaced_at_once(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_full_disk_keeps_the_former_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     path = tmp_path / "file"
     path.write_bytes(b"former")
-    monkeypatch.setattr(_replacement.os, "replace", is_full)
+    monkeypatch.setattr(flight_recorder.os, "replace", is_full)
     with pytest.raises(OSError, match="No space left") as caught, Replacement(path) as new:
         new.write(b"new")
     assert caught.value.filename == str(path)

@@ -70,7 +70,7 @@ FORBIDDEN = {
 USERS_OF_THE_API = {
     "cli": [
         *("pccl.tools", "pccl.status", "pccl.logs", "pccl.trace"),
-        *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement", "pccl.runtime.master.durable_state"),
+        *("pccl.flight_recorder", "pccl.doctor", "pccl.runtime.master.durable_state"),
     ],
     "trace": ["pccl.flight_recorder", "pccl.status"],
     "ray": ["pccl.status"],

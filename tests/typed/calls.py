@@ -76,3 +76,6 @@ async def awaited(comm: AsyncCommunicator, x: NDArray[np.float32], state: Shared
     assert_type(await comm.launch.all_gather(x), CollectiveInfo)
     assert_type(comm.world_size, int)
     await comm.all_reduce([1, 2])  # type: ignore[arg-type]
+    await comm.broadcast(x)  # type: ignore[call-arg]
+    await comm.broadcast(x, root="first")  # type: ignore[arg-type]
+    await comm.wait_for_peers(count="two")  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from pccl import (
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
-from pccl._waiting import LoopWait, warning_to, where_to_look
+from pccl._waiting import LoopWait, where_to_look
 from pccl.training.group.relaunch import gather_among_all, own_number
 from pccl.training.group.site import Site
 
@@ -112,7 +112,7 @@ class Membership:
             peers_min = as_int("peers_min", peers_min)
             if self._site is not None:
                 self._site.check(self._communicator)
-            with LoopWait("join", warning_to(logger)) as waiting:
+            with LoopWait("join", logger) as waiting:
                 while (world_size := self._check_with_site(peers_min)) is None:
                     while not self._communicator.are_peers_pending():
                         address, present = self._communicator._inner.address, self._communicator.world_size
