@@ -137,7 +137,9 @@ class OpRequest:
         if buffers.parts is not None:
             self._counts = ffi.new("uint64_t[]", buffers.parts[0]), ffi.new("uint64_t[]", buffers.parts[1])
         request.send_counts, request.recv_counts = self._counts
-        self._named_parts = _addresses(buffers.send_parts), _addresses(buffers.recv_parts)
+        self._named_parts = ffi.NULL, ffi.NULL
+        if not (buffers.send_parts is None and buffers.recv_parts is None):
+            self._named_parts = _addresses(buffers.send_parts), _addresses(buffers.recv_parts)
         request.send_parts, request.recv_parts = self._named_parts
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)

@@ -240,7 +240,8 @@ class PendingOp:
     def release(self) -> None:
         """Give the caller's arrays back. May be called again."""
         self.is_released = True
-        _wake(self._release_wakers)
+        if self._release_wakers:
+            _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
         """End the op in a forked child, which has no trio run, and where locks of the engine may be held."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -132,11 +133,6 @@ class _AsyncioWaker:
             raise cancellation
 
 
-# An event that happens once, and that may be waited for where a signal handler raises.
-
-LOOK_UP_S = 0.5
-
-
 class Latch:
     """An event that happens once. Thread-safe; usable after a fork, too."""
 
@@ -162,6 +158,9 @@ class Latch:
         return self._is_set or wait_any((self,), timeout_s)
 
 
+_IS_SET = attrgetter("_is_set")
+
+
 def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
     """Wait until one of the latches is set. Return False if the time passed first."""
     lock = threading.Lock()
@@ -170,7 +169,7 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
         latch._waiters.append(lock)
     # From here on either `set` finds the lock, or we find that it was called.
     end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while not any(latch._is_set for latch in latches):
+    while not any(map(_IS_SET, latches)):
         rest_s = end_s - time.monotonic()
         if rest_s <= 0 or lock.acquire(timeout=min(rest_s, LOOK_UP_S)):
             break
@@ -178,7 +177,7 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
         if lock in latch._waiters:
             with suppress(ValueError):  # `set` was faster
                 latch._waiters.remove(lock)
-    return any(latch._is_set for latch in latches)
+    return any(map(_IS_SET, latches))
 
 
 # Warnings of long waits in a trio run (`protocol.long_wait`).
