@@ -30,10 +30,10 @@ from pccl.runtime.data_plane.events import (
 )
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
-from pccl.runtime.environment import number_of
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.network.handshake import link_keys
+from pccl.runtime.threads.process import number_of
 
 EVENTS_MAX = 256
 CLOSED = "the engine is closed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,24 +46,15 @@ RECEIVER = 1
 DTYPES = {int(each): each for each in DataType}
 
 
-class Row:
-    """A record of the C library: its fields as attributes."""
-
-    __slots__ = NAMES
-
-    def __init__(self, values: Sequence[int]) -> None:
-        for name, value in zip(NAMES, values, strict=True):
-            setattr(self, name, value)
-
-    def __getattr__(self, name: str) -> int:
-        raise AttributeError(name)
+Row = SimpleNamespace
+"""A record of the C library: its fields as attributes."""
 
 
 def read(path: Any, records: int, since_ns: int) -> list[Row]:
     """Return the records of ops in flight or ended after `since_ns`, from the engine of a fast path."""
     found = np.empty(records, COLUMNS)
     count = lib.pccl_fast_path_read_records(path, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
-    return [Row(values) for values in found[:count].tolist()]
+    return [Row(**dict(zip(NAMES, values, strict=True))) for values in found[:count].tolist()]
 
 
 def name_of(row: Row) -> Name:

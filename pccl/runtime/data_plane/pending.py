@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.engine import forget_join
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
+from pccl.runtime.data_plane.op_spec import OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
 from pccl.runtime.threads.waking import Latch, Waker, wait_any
@@ -175,11 +175,6 @@ class PendingOp:
         self._session.ask_for_release(self)
         if not self.is_released:
             await waker.wait(is_shielded=True)
-
-    def place(self, spec: OpSpec, rank: int, world_size: int) -> Buffers:
-        """Return the buffers for these participants. ValueError as in `Placement.place`."""
-        buffers = spec.buffers
-        return buffers if isinstance(buffers, Buffers) else buffers.place(rank, world_size)
 
     def succeed(self, tx_bytes: int, rx_bytes: int) -> None:
         """End an op that has completed on the fast path."""

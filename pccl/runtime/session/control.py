@@ -24,7 +24,6 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import KEY_BYTES, ControlSession, ProtocolError
-from pccl.protocol.names import peers_named
 from pccl.protocol.status import RunStatus
 from pccl.protocol.wait_reasons import explain_wait
 from pccl.runtime.network import addresses, handshake
@@ -41,10 +40,8 @@ WELCOME_TIMEOUT_S = 10.0
 REATTACH_SHARE = 0.5
 """A broken control connection may take this share of the master timeout to be restored, at most."""
 REATTACH_PAUSE_S_MIN = 0.02
-"""The first pause between two attempts to mrestore a control connection."""
+"""The first pause between two attempts to restore a control connection."""
 REATTACH_PAUSE_S_MAX = 0.5
-GIVING_UP_S = 0.3
-"""Seconds within which peers that have lost their master together give up."""
 
 _jitter = random.SystemRandom()
 """A source of chance that leaves alone the program's own stream of random numbers, which it may have seeded."""
@@ -83,8 +80,6 @@ class Control(Part):
         """Holds the search for a master. Cancelled when one takes this peer in; its deadline is when the search
         ends."""
         self._heard = trio.Event()
-        self._gone: dict[int, float] = {}
-        """Peers whose links were found lost during the search, and when."""
         self.handlers = {ps.SeekMaster: self._seek_master}
         self._lifetime.at_end(lambda _: self.answered.set())
 
@@ -281,8 +276,6 @@ class Control(Part):
                         has_choice = not facts.run or len(self._masters.addresses) > 1
                         if error.is_refused and not self._heartbeats.is_connected and has_choice:
                             return str(error)
-                    except trio.TooSlowError:
-                        failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, REATTACH_PAUSE_S_MAX)
         except (TlsError, AuthError, ProtocolError) as error:
@@ -295,8 +288,8 @@ class Control(Part):
         """Return a connection that carries the session on. ConnectionLost, or another error from a master that does not
         know the session."""
         options, facts = self._options, self._driver.facts
-        with trio.fail_after(DIAL_S):
-            connection = await dial_control(self._master.host, self._master.port, m.MasterMessage, options.system.dial)
+        master = self._master
+        connection = await dial_control(master.host, master.port, m.MasterMessage, options.system.dial, DIAL_S)
         try:
             if facts.run:
                 connection.bound_silence(facts.peer_timeout_s)
@@ -324,39 +317,20 @@ class Control(Part):
                 limit_s = max(limit_s, self._seek_s)
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
             self._masters = self._masters.restarted()
-            self._gone.clear()
             self._lifetime.spawn(self._be_patient, self._patience, effect.reason, limit_s)
 
     async def _be_patient(self, patience: trio.CancelScope, reason: str, limit_s: float) -> None:
         with patience:
-            while True:
-                with self._driver.hearing as machine:
-                    self._note_gone(machine)
-                await trio.sleep(GIVING_UP_S)
+            await trio.sleep_forever()
         if trio.current_time() >= patience.deadline:
             with self._driver.taking_over as machine:
                 tried = self._masters.failures()
                 machine.give_up(
                     f"{reason}; no master has taken over within {limit_s:g} s. "
                     f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}"
-                    f"{self._others_lost(machine)}{self._haste(limit_s)}"
+                    f"{self._haste(limit_s)}"
                 )
                 self._attending.cancel()
-
-    def _note_gone(self, machine: ps.Peer) -> None:
-        for peer in machine.links.gone:
-            self._gone.setdefault(peer, trio.current_time())
-
-    def _others_lost(self, machine: ps.Peer) -> str:
-        """Return the other peers that this one has lost, in words; empty: none. A link that has just broken may be that
-        of a peer that gives up like this one."""
-        self._note_gone(machine)
-        until = trio.current_time() - GIVING_UP_S
-        gone = {peer: why for peer, why in machine.links.gone.items() if self._gone[peer] <= until}
-        if not gone:
-            return ""
-        whom = peers_named(sorted(gone), machine.name_of)
-        return f". The links with {whom} were lost, too: {gone[min(gone)]}"
 
     def _haste(self, limit_s: float) -> str:
         timeout_s = self._driver.facts.peer_timeout_s
@@ -373,13 +347,12 @@ class Control(Part):
             attempt = self._masters.next(_jitter.random())
             await trio.sleep(attempt.pause_s)
             try:
-                with trio.fail_after(DIAL_S):
-                    connection = await dial_control(*attempt.address, m.MasterMessage, self._options.system.dial)
-                    break
-            except (ConnectionLost, trio.TooSlowError) as error:
-                reason = str(error) or f"no answer within {DIAL_S:g} s"
-                self._masters.failed(attempt.address, reason)
-                self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
+                dial = self._options.system.dial
+                connection = await dial_control(*attempt.address, m.MasterMessage, dial, DIAL_S)
+                break
+            except ConnectionLost as error:
+                self._masters.failed(attempt.address, str(error))
+                self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), error)
         self._master.met_at(connection, attempt.address)
 
 

@@ -19,8 +19,7 @@ from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.names import peer_named
 from pccl.runtime.network import addresses, handshake, links, probe
-from pccl.runtime.network.accepting import Unauthenticated, accept_connections
-from pccl.runtime.network.log_limiter import LogLimiter
+from pccl.runtime.network.accepting import LogLimiter, Unauthenticated, accept_connections
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
 from pccl.runtime.session.driver import Part, Shared
 from pccl.runtime.session.state_sync import StateSync

@@ -21,7 +21,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,8 @@ from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
 from pccl.runtime.data_plane.op_records import Launch, Name, Row, joined, name_of
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.environment import number_of
 from pccl.runtime.session.driver import Handler, Handlers, Part, SessionOptions, Shared
-from pccl.runtime.threads.process import clock_name
+from pccl.runtime.threads.process import clock_name, number_of
 from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
@@ -229,11 +227,8 @@ class FlightRecorder:
         ]
 
 
-_COUNTED = [field.name for field in fields(events.LinkCounters) if field.name not in ("link", "thread")]
-
-
 def _sample(at_ns: int, peer: int, event: events.LinkCounters) -> LinkSample:
-    return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in _COUNTED})
+    return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in events.COUNTERS})
 
 
 # Dumps of the flight recorder to a file.

@@ -55,7 +55,6 @@ COUNTING_S = 0.02
 """Time that the engine has to count what links have carried."""
 LOSSES_MAX = 1000
 """Number of lost peers that are remembered, with the reasons."""
-NO_ANSWER_MEANS = "a firewall drops it, the host is down, or the address is wrong"
 
 
 class PeerSession:
@@ -379,15 +378,6 @@ class PeerSession:
         self._lifetime.fail(effect.code, effect.reason)
 
 
-async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.MasterMessage]:
-    """Return a connection to a master. ConnectionLost."""
-    try:
-        with trio.fail_after(dial_s):
-            return await dial_control(*address, m.MasterMessage, options.system.dial)
-    except trio.TooSlowError:
-        raise ConnectionLost(f"no answer to a connection within {dial_s:.2g} s: {NO_ANSWER_MEANS}") from None
-
-
 async def open_session(
     masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf"), seek_s: float = 0.0
 ) -> PeerSession:
@@ -398,7 +388,7 @@ async def open_session(
     while connection is None:
         address = search.next(0.0).address
         try:
-            connection = await _dial_master(address, options, dial_s)
+            connection = await dial_control(*address, m.MasterMessage, options.system.dial, dial_s)
         except ConnectionLost as error:
             search.failed(address, str(error))
             if not search.are_all_asked:

@@ -180,9 +180,8 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
     return any(map(_IS_SET, latches))
 
 
-# Warnings of long waits in a trio run (`protocol.long_wait`).
+# Warnings of long waits in a trio run (`protocol.wait_reasons`).
 
-LOOK_S = 1.0
 REASON_S = 3.0
 """Time that a reason may take."""
 
@@ -199,58 +198,25 @@ class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio'
     reason: Reason
     logger: Logger
     schedule: LongWait = field(init=False)
-    is_over: bool = field(init=False, default=False)
+    _scope: trio.CancelScope = field(init=False, default_factory=trio.CancelScope)
 
     def __enter__(self) -> None:
         self.schedule = self.what if isinstance(self.what, LongWait) else LongWait(self.what, trio.current_time())
-        board = _board()
-        board.waits[self] = None
-        if not board.is_looking:
-            board.is_looking = True
-            trio.lowlevel.spawn_system_task(_look, board)
+        trio.lowlevel.spawn_system_task(self._warn)
 
     def __exit__(self, *_: object) -> None:
-        self.is_over = True
-        _board().waits.pop(self, None)
+        self._scope.cancel()
         if self.schedule.is_told:
             self.logger.warning("%s", self.schedule.ending(trio.current_time()))
 
-
-@dataclass(eq=False)
-class _Board:
-    """The waits of one trio run."""
-
-    waits: dict[waiting, None] = field(default_factory=dict)
-    is_looking: bool = False
-
-
-_boards: trio.lowlevel.RunVar[_Board] = trio.lowlevel.RunVar("pccl_waits")
-
-
-def _board() -> _Board:
-    try:
-        return _boards.get()
-    except LookupError:
-        _boards.set(board := _Board())
-        return board
-
-
-async def _look(board: _Board) -> None:
-    """Warn of long waits until the last wait is over."""
-    try:
-        while board.waits:
-            await trio.sleep(LOOK_S)
-            now = trio.current_time()
-            for wait in list(board.waits):
-                if wait.schedule.is_due(now):
-                    trio.lowlevel.spawn_system_task(_warn, wait)
-    finally:
-        board.is_looking = False
-
-
-async def _warn(wait: waiting) -> None:
-    whom, where = "a reason that could not be found in time", "look at the master"
-    with suppress(Exception), trio.move_on_after(REASON_S):  # a warning must not end anything
-        whom, where = await wait.reason()
-    if not wait.is_over:
-        wait.logger.warning("%s", wait.schedule.warning(trio.current_time(), whom, where))
+    async def _warn(self) -> None:
+        """Warn whenever it is time, until the wait is over."""
+        with self._scope:
+            while True:
+                await trio.sleep_until(self.schedule.due_at)
+                if not self.schedule.is_due(trio.current_time()):
+                    continue
+                whom, where = "a reason that could not be found in time", "look at the master"
+                with suppress(Exception), trio.move_on_after(REASON_S):  # a warning must not end anything
+                    whom, where = await self.reason()
+                self.logger.warning("%s", self.schedule.warning(trio.current_time(), whom, where))
