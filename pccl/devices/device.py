@@ -39,16 +39,12 @@ class Device(Protocol):
         """Return an event at the end of this thread's current stream."""
 
     def read(self, array: Any, start_byte: int, size_bytes: int, to: HostMemory, after: Event | None) -> Event:
-        """Copy a range of a contiguous array to the beginning of `to`, in a stream of the device's own.
-
-        The copy begins after `after`. Returns the event of its end.
-        """
+        """Copy a range of a contiguous array to the beginning of `to`, in a stream of the device's own, after `after`.
+        Return the event of its end."""
 
     def write(self, array: Any, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
-        """Copy the beginning of `source` to a range of a contiguous array, in this thread's current stream.
-
-        Returns the event of its end; afterwards `source` may be reused.
-        """
+        """Copy the beginning of `source` to a range of a contiguous array, in this thread's current stream. Return the
+        event of its end; afterwards `source` may be reused."""
 
     def follow(self, event: Event) -> None:
         """Make later work in this thread's current stream wait for `event`."""

@@ -50,10 +50,7 @@ class StagedArrays:
 
 
 class Staging:
-    """One launch of an op. Create it in the launching thread: the copies follow that thread's stream.
-
-    `begin` may be called once, `deliver` from any thread, repeatedly.
-    """
+    """One launch of an op. Create it in the launching thread: the copies follow that thread's stream."""
 
     def __init__(self, device: Device, load: Callable[[], StagedArrays]) -> None:
         """`load` returns the arrays. It is called when the op begins, since sizes may depend on the group."""

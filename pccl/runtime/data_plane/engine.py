@@ -1,7 +1,6 @@
 """The C library's engine: one thread or more of this process, which move the elements of ops.
 
-All calls into the engine go through this module. None waits for the network, except `EngineFastPath.run` and the
-functions that `EngineFastPath.start` returns.
+Only `EngineFastPath.run` and the functions that `EngineFastPath.start` returns wait for the network.
 
 Ops on device arrays are *staged*: their source copies the arrays to host memory, then the op is submitted to the
 engine like any other. The peers see the same op as from a CPU.
@@ -51,10 +50,7 @@ class Verdict(IntEnum):
 
 
 class Engine:
-    """The engine of a session, from construction to `close`. It has one thread until `divide`.
-
-    Methods may be called from one thread at a time, `stats` and `records` from any thread.
-    """
+    """The engine of a session. Only from one thread at a time, but `stats` and `records` from any thread."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
         """Start one thread. OSError if the system denies it or something else."""
@@ -83,11 +79,7 @@ class Engine:
         handler that closes the communicator may interrupt the holder of the lock."""
 
     def divide(self, threads: int) -> None:
-        """Set the number of threads, before there are links and ops.
-
-        Raises:
-            OSError: the system denies the threads; the engine stays as it is.
-        """
+        """Set the number of threads, before there are links and ops. On OSError the engine stays as it is."""
         if threads != self._threads:
             old = self._handle
             self._start(threads)
@@ -99,10 +91,7 @@ class Engine:
         return [lib.pccl_engines_event_fd(self._open, number) for number in range(self._threads)]
 
     def close(self) -> None:
-        """Stop the threads; open ops are aborted and their buffers restored.
-
-        Afterwards `stats` and `records` still work, other methods raise EngineFailedError.
-        """
+        """Stop the threads, abort open ops and restore their buffers. `stats` and `records` still work then."""
         self._last_stats = self.stats()
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
@@ -215,10 +204,7 @@ class Engine:
         return [row for view in self._views for row in op_records.read(view, size, since_ns)]
 
     def stats(self) -> dict[str, int]:
-        """Return the counters of all threads together; after `close` those at the end.
-
-        `scratch_bytes_max` sums the maxima of the threads, which they do not reach at the same time.
-        """
+        """Return the counters of all threads together; after `close` those at the end."""
         all_stats = self.stats_by_thread()
         if len(all_stats) < self._threads:
             return dict(self._last_stats)
@@ -262,10 +248,7 @@ class _Staged:
 
 
 class StagedOps:
-    """The ops of a session that have a source: submitted to the engine once their input is in host memory.
-
-    Only from one thread at a time; sources call from their own threads.
-    """
+    """The ops of a session that have a source: submitted to the engine once their input is in host memory."""
 
     def __init__(self, engine: Engine) -> None:
         self.ops: dict[int, _Staged] = {}
@@ -323,8 +306,7 @@ class StagedOps:
             self._post(lambda: OpFrozen(op))
 
     def detach(self, op: int) -> None:
-        """Report OpDetached for an op of `ops` once the device does not read its arrays. The engine has only its host
-        memory."""
+        """Report OpDetached once the device does not read the op's arrays. The engine has only its host memory."""
         self.ops[op].source.release(lambda: self._post(lambda: OpDetached(op)))
 
     def events(self, found: list[EngineEvent]) -> list[EngineEvent]:
@@ -372,11 +354,10 @@ class EngineFastPath:
         lib.pccl_fast_path_close(self._native)
 
     def run(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> tuple[int, int, int]:
-        """Submit an op and wait for its end, at most `wait_ms`: no signal handler runs during the wait.
+        """Submit an op and wait for its end, at most `wait_ms`. No signal handler runs during the wait.
 
-        Returns:
-            COMPLETED, HANDED_OVER, or another number if the path has been closed since this opening and the op was
-            not submitted; then the bytes sent and received.
+        Returns COMPLETED, HANDED_OVER, or another number if the path was closed before the op was submitted; then the
+        bytes sent and received.
         """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)
@@ -385,13 +366,10 @@ class EngineFastPath:
     def start(
         self, opening: int, request: OpRequest, uses: Any, wait_ms: int
     ) -> Callable[[], tuple[bool, int, int]] | None:
-        """Submit an op without waiting. None if the path has been closed since this opening.
+        """Submit an op without waiting. None if the path was closed before.
 
-        Returns:
-            A function that waits until the op has left the fast path, and returns whether it has completed, and the
-            bytes sent and received. No signal handler runs during the wait.
-
-        The engine's events report the op's end if no thread waits for it. After `wait_ms` it is handed over.
+        The returned function waits, at most `wait_ms`, until the op has left the fast path, and returns whether it has
+        completed, and the bytes sent and received. The engine's events report the end if no thread waits for it.
         """
         call = ffi.new("pccl_fast_path_call **")
         outcome = lib.pccl_fast_path_start(self._native, opening, request.native, uses, wait_ms, call)

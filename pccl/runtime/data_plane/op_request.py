@@ -65,17 +65,8 @@ class OpRequest:
         return True
 
     def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
-        """Fill the request.
-
-        Args:
-            launch: The machine's part of the description.
-            spec: The caller's part.
-            buffers: The buffers, if not those of `spec`.
-
-        Raises:
-            ValueError: the algorithm needs links that are missing; also as in `Placement.place` and `Root.rank_in`.
-            RootLostError: as in `Root.rank_in`.
-        """
+        """Fill the request, with `buffers` if they are not those of `spec`. ValueError if the algorithm needs missing
+        links; ValueError and RootLostError as in `Placement.place` and `Root.rank_in`."""
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
         self._launch, self._kind = None, ()
@@ -211,10 +202,7 @@ def _remembered(dimensions: tuple[int, ...] | None, dtype: str) -> int:
 
 
 def dimensions_of(number: int) -> tuple[int, ...] | None:
-    """Return the dimensions that have this number. Thread-safe.
-
-    None for 0, for a number that cannot be decoded, and for a digest that this process has not computed.
-    """
+    """Return the dimensions with this number; None for 0, and for a number that cannot be decoded. Thread-safe."""
     if number & DIGEST_FLAG:
         return _digested.get(number, (None, ""))[0]
     dimensions = []

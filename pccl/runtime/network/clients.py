@@ -273,10 +273,8 @@ async def check(
     advertised: Sequence[str],
     advertised_port: int | None,
 ) -> PathReport:
-    """Measure the path to the master at this address. NoAnswer.
-
-    With a `listener` the master dials this host back, at `advertised` or the address that it sees, and at
-    `advertised_port` or the port of `listener`."""
+    """Measure the path to the master at this address. With a `listener` the master dials this host back, at
+    `advertised` or the address that it sees, and at `advertised_port` or the port of `listener`. NoAnswer."""
     path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:

@@ -202,17 +202,9 @@ class LongWaits:
             return "the ring to be made, or a group call to end: it has not begun"
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
-    def whom(
-        self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None
-    ) -> str:
-        """Return the peers that an op waits for, by the last counters. Any thread.
-
-        Args:
-            tag: The op's tag.
-            pair: The other peer of a point-to-point op, and whether this side sends.
-            others: The other participants.
-            awaited: Participants that have not launched it, as far as is known; None: all ops are taken together.
-        """
+    def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
+        """Return the peers that an op waits for, by the last counters. `awaited`: the participants that have not
+        launched it, as far as is known; None: all ops are taken together. Any thread."""
         waits = self._counters.waits()
         if pair is not None:
             return explain_pair(*pair, waits, self._name_of)

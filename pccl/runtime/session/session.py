@@ -213,7 +213,6 @@ class PeerSession:
         pair, view = op.name[1], self.view
         others = op.ring or (view.ring if view is not None else ())
         return self._long_waits.whom(
-            op.tag,
             None if pair is None else (pair.peer, pair.is_sender),
             [peer for peer in others if peer != self._machine.peer],
             op_records.awaited(self._engine.records(time.monotonic_ns()), op.epoch, op.tag, op.ring),
