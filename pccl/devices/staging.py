@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.devices.device import Device, Event
-from pccl.devices.host_memory import Block, HostPool
+from pccl.devices.device import Block, Device, Event, HostPool
 from pccl.runtime.data_plane.op_spec import Buffers
 
 EXIT_GRACE_S = 5.0

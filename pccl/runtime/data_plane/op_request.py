@@ -158,6 +158,13 @@ def _addresses(parts: Sequence[int] | None) -> Any:
 
 
 # Shapes of ops, which peers compare: an array's dimensions as a number, and a `pccl_op_shape` as text for errors.
+#
+# Dimensions, and the dtype of an array that travels as bytes, have a number of 64 bits:
+#
+#     0              neither dimensions nor dtype
+#     bit 63 clear   from the lowest bits on, for each dimension from the last to the first: its width in six bits, then
+#                    its value in as many bits as the width; then a 1
+#     bit 63 set     63 bits of a BLAKE2b of the dimensions, if there are any, and the dtype
 
 WIDTH_BITS = 6
 DIGEST_FLAG = 1 << 63
