@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 
@@ -36,9 +36,6 @@ from pccl.runtime.session.recorder import FlightRecorder
 from pccl.runtime.session.reports import WorkCounters
 from pccl.runtime.threads.waking import Latch
 from pccl.types import Result
-
-if TYPE_CHECKING:
-    from pccl.runtime.session.session import PeerSession
 
 LEAVE_S = 5.0
 
@@ -57,12 +54,22 @@ AS_EXPECTED = OPS_AS_EXPECTED | {events.LinkCounters}
 """Kinds of events that need none. The fast path may stay open while they are read."""
 
 
+class Session(Protocol):
+    """The session, for any thread."""
+
+    def abandon(self, error: BaseException) -> None: ...
+
+    def store_failed(self, reason: str) -> SessionError: ...
+
+    def whom(self, op: PendingOp) -> str: ...
+
+
 class Ops:
     """The ops of a session."""
 
     def __init__(
         self,
-        session: PeerSession,
+        session: Session,
         lifetime: Lifetime,
         engine: Engine,
         fast_path: FastPath,
