@@ -30,8 +30,9 @@ from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer.view import View
 from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
 from pccl.runtime.network.addresses import DIAL_S, Address
+from pccl.runtime.network.wire import NO_ANSWER_MEANS
 from pccl.runtime.session.driver import SessionError, SessionOptions
-from pccl.runtime.session.session import NO_ANSWER_MEANS, PeerSession, open_session
+from pccl.runtime.session.session import PeerSession, open_session
 from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprint
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads import portal

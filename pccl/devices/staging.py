@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.devices.device import Device, Event
-from pccl.devices.host_memory import Block, HostPool
+from pccl.devices.device import Block, Device, Event, HostPool
 from pccl.runtime.data_plane.op_spec import Buffers
 
 EXIT_GRACE_S = 5.0
@@ -50,10 +49,7 @@ class StagedArrays:
 
 
 class Staging:
-    """One launch of an op. Create it in the launching thread: the copies follow that thread's stream.
-
-    `begin` may be called once, `deliver` from any thread, repeatedly.
-    """
+    """One launch of an op. Create it in the launching thread: the copies follow that thread's stream."""
 
     def __init__(self, device: Device, load: Callable[[], StagedArrays]) -> None:
         """`load` returns the arrays. It is called when the op begins, since sizes may depend on the group."""

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from pccl.devices.device import Device, Event
-from pccl.devices.host_memory import Block
+from pccl.devices.device import Block, Device, Event
 from pccl.devices.staging import helper_of
 from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.tensor_blocks import StoreError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pccl import DataType, PCCLError, QuantizationAlgorithm, QuantizationOptions, ReduceOp, Result
 from pccl._native import ffi, lib
-from pccl.runtime.data_plane.op_shape import code_type
+from pccl.runtime.data_plane.op_request import code_type
 from tests.support.cluster import Cluster, run_of
 
 MIN_MAX = QuantizationAlgorithm.MIN_MAX

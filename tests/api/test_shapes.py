@@ -21,7 +21,7 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.data_plane.op_shape import DIGEST_FLAG, dimensions_of, number_of
+from pccl.runtime.data_plane.op_request import DIGEST_FLAG, dimensions_of, number_of
 from tests.support.cluster import SUM, Cluster, reduce_once, results
 from tests.support.fake_device import FakeDevice
 

@@ -24,7 +24,7 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.devices import host_memory
+from pccl.devices import device as device_module
 from pccl.devices.staging import helper_of
 from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, until
 from tests.support.fake_device import FakeArray, FakeDevice
@@ -398,7 +398,7 @@ def test_close_during_op(cluster: Cluster, devices: list[FakeDevice]) -> None:
 def test_pinned_memory_is_bounded(
     three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "PINNED_BYTES_MAX", BLOCK)
+    monkeypatch.setattr(device_module, "PINNED_BYTES_MAX", BLOCK)
     held = [[device.array(values(i)) for _ in range(2)] for i, device in enumerate(devices)]
 
     def reduce(peer: Communicator, i: int) -> None:
@@ -423,7 +423,7 @@ def test_unpinnable_memory_is_ordinary(three_peers: Cluster, devices: list[FakeD
 def test_idle_memory_is_bounded(
     three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "IDLE_BYTES_MAX", 4096)
+    monkeypatch.setattr(device_module, "IDLE_BYTES_MAX", 4096)
     held = [device.array(values(i)) for i, device in enumerate(devices)]
     three_peers.each(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     pool = helper_of(devices[0]).pool

@@ -167,7 +167,7 @@ FAULTS: dict[str, Known] = {
             lock = threading.Lock()
             """,
         ),
-        ("while not any(latch._is_set for latch in latches):", "while True:"),
+        ("while not any(map(_IS_SET, latches)):", "while True:"),
     ),
     "latch-set-late": _fault(
         "a latch wakes its waiters before it is set",

@@ -9,7 +9,6 @@ The stand-ins are put in place for the time of a schedule (`World.installed`), i
 
 from __future__ import annotations
 
-import inspect
 import logging
 import random
 import sys
@@ -35,10 +34,9 @@ from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import links
 from pccl.runtime.network.addresses import Address, MasterAddresses
-from pccl.runtime.session import control
 from pccl.runtime.session import links as session_links
 from pccl.runtime.session import session as peer_session
-from pccl.runtime.session.driver import SessionOptions
+from pccl.runtime.session.driver import SessionOptions, Shared
 from pccl.runtime.session.session import PeerSession
 from pccl.runtime.threads import portal
 from tests.interleaving.native import Native
@@ -172,18 +170,17 @@ class Hub:
 class Control:
     """The part of a session that follows its master: see `pccl.runtime.session.control`."""
 
-    def __init__(self, *given: Any) -> None:
-        parts = inspect.signature(control.Control).bind(*given).arguments
-        lifetime = parts["lifetime"]
+    def __init__(self, shared: Shared, *_: object) -> None:
+        lifetime = shared.lifetime
         self.attached = trio.Event()
         self.attached.set()
         self.answered = trio.Event()
         self.senders: trio.Nursery | None = None
         self.is_cut_off = False
         self.handlers = {ps.SeekMaster: lambda _, effect: lifetime.spawn(self._give_up, effect.reason)}
-        self._master = parts["master"]
-        self._options: SessionOptions = parts["options"]
-        self._driver = parts["driver"]
+        self._master: Any = shared.master
+        self._options = shared.options
+        self._driver = shared.driver
         lifetime.at_end(lambda _: self.answered.set())
 
     def account(self) -> str:

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from pccl.runtime.environment import number_of
+from pccl.runtime.threads.process import number_of
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0.0), (" 7 ", 7.0), ("2.5", 2.5), ("", 4.0)])

@@ -1,7 +1,6 @@
 """The C library's engine: one thread or more of this process, which move the elements of ops.
 
-All calls into the engine go through this module. None waits for the network, except `EngineFastPath.run` and the
-functions that `EngineFastPath.start` returns.
+Only `EngineFastPath.run` and the functions that `EngineFastPath.start` returns wait for the network.
 
 Ops on device arrays are *staged*: their source copies the arrays to host memory, then the op is submitted to the
 engine like any other. The peers see the same op as from a CPU.
@@ -30,12 +29,13 @@ from pccl.runtime.data_plane.events import (
 )
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
-from pccl.runtime.environment import number_of
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.network.handshake import link_keys
+from pccl.runtime.threads.process import number_of
 
 EVENTS_MAX = 256
+CLOSED = "the engine is closed"
 _STATS_FIELDS = tuple(name for name, _ in ffi.typeof("pccl_engine_stats").fields)
 RECORDS = int(number_of("PCCL_FLIGHT_RECORDS", 4096, 2**20))
 """Number of ops that the flight recorder of a communicator remembers; 0: none."""
@@ -49,150 +49,11 @@ class Verdict(IntEnum):
     COMMIT_BY_ALL = lib.PCCL_COMMIT_BY_ALL
 
 
-@dataclass(slots=True)
-class _Staged:
-    launch: SubmitOp
-    spec: OpSpec
-    source: Source
-    """Holds the host memory of the op, so it is kept until the engine has ended the op."""
-    is_submitted: bool = False
-    is_frozen: bool = False
-
-
-class StagedOps:
-    """The part of an engine that submits ops with a source once their input is in host memory.
-
-    Only from one thread at a time; sources call from their own threads.
-    """
-
-    def __init__(self) -> None:
-        self._staged: dict[int, _Staged] = {}
-        self._posted: deque[Callable[[], EngineEvent | None]] = deque()
-        """Calls for the thread that takes the events. Each may return an event."""
-
-    # What the engine itself does, for ops whose arrays are in memory.
-
-    def check(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """Raise what `submit` would raise for the arguments, without submitting anything."""
-        raise NotImplementedError
-
-    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        raise NotImplementedError
-
-    def _end(self, op: int, verdict: Verdict) -> None:
-        raise NotImplementedError
-
-    def _freeze_op(self, op: int) -> None:
-        raise NotImplementedError
-
-    def _detach(self, op: int) -> None:
-        raise NotImplementedError
-
-    def _events(self) -> list[EngineEvent]:
-        raise NotImplementedError
-
-    def _wake(self) -> None:
-        """Make one of `event_fds` readable. Any thread."""
-        raise NotImplementedError
-
-    # All ops.
-
-    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """Start an op.
-
-        Raises:
-            ValueError: the engine does not take these arguments.
-            RootLostError: the root has left.
-            MemoryError: out of memory.
-        """
-        if spec.source is None:
-            self._submit(launch, spec)
-            return
-        self.check(launch, spec)
-        op = launch.op
-        self._staged[op] = _Staged(launch, spec, spec.source)
-        spec.source.begin(lambda found: self._post(lambda: self._arrived(op, found)))
-
-    def _arrived(self, op: int, found: Buffers | BaseException) -> EngineEvent | None:
-        staged = self._staged.get(op)
-        if staged is None:
-            return None
-        if isinstance(found, BaseException):
-            del self._staged[op]
-            return OpRefused(op, f"{type(found).__name__}: {found}")
-        if staged.is_frozen:
-            return None
-        try:
-            self._submit(staged.launch, staged.spec._replace(buffers=found, source=None))
-        except MemoryError as error:
-            del self._staged[op]
-            return OpRefused(op, f"out of memory: {error}")
-        staged.is_submitted = True
-        return None
-
-    def _post(self, call: Callable[[], EngineEvent | None]) -> None:
-        self._posted.append(call)
-        self._wake()
-
-    def end(self, op: int, verdict: Verdict) -> None:
-        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL or the op has been refused."""
-        staged = self._staged.get(op)
-        if staged is not None:
-            staged.source.abandon()
-            if not staged.is_submitted:
-                del self._staged[op]
-                self._post(lambda: OpEnded(op, 0, 0))
-                return
-            if verdict is Verdict.COMMIT_BY_ALL:
-                del self._staged[op]
-        self._end(op, verdict)
-
-    def freeze_op(self, op: int) -> None:
-        """Stop an op. OpFrozen follows, unless the op has been refused."""
-        staged = self._staged.get(op)
-        if staged is None or staged.is_submitted:
-            self._freeze_op(op)
-            return
-        staged.is_frozen = True
-        self._post(lambda: OpFrozen(op))
-
-    def detach_from(self, op: int) -> None:
-        """Stop an op and restore its caller's arrays. OpDetached follows, also if the op is unknown."""
-        staged = self._staged.get(op)
-        if staged is not None:  # the engine has only its host memory
-            staged.source.release(lambda: self._post(lambda: OpDetached(op)))
-        else:
-            self._detach(op)
-
-    def events(self) -> list[EngineEvent]:
-        """Return what has happened since the last call; for each op and for each link in order."""
-        own = []
-        while self._posted:
-            event = self._posted.popleft()()
-            if event is not None:
-                own.append(event)
-        found = self._events()
-        if self._staged:
-            for each in found:
-                if isinstance(each, OpEnded | OpRefused):
-                    self._staged.pop(each.op, None)
-        return found + own
-
-    def close(self) -> None:
-        """Stop the copies of sources that have not begun."""
-        for staged in self._staged.values():
-            staged.source.abandon()
-
-
-class Engine(StagedOps):
-    """The engine of a session, from construction to `close`. It has one thread until `divide`.
-
-    Methods may be called from one thread at a time, `stats` and `records` from any thread.
-    """
+class Engine:
+    """The engine of a session. Only from one thread at a time, but `stats` and `records` from any thread."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
         """Start one thread. OSError if the system denies it or something else."""
-        super().__init__()
         self._group = group
         self._segment_bytes = segment_bytes
         self._force_poll = force_poll
@@ -218,11 +79,7 @@ class Engine(StagedOps):
         handler that closes the communicator may interrupt the holder of the lock."""
 
     def divide(self, threads: int) -> None:
-        """Set the number of threads, before there are links and ops.
-
-        Raises:
-            OSError: the system denies the threads; the engine stays as it is.
-        """
+        """Set the number of threads, before there are links and ops. On OSError the engine stays as it is."""
         if threads != self._threads:
             old = self._handle
             self._start(threads)
@@ -234,21 +91,17 @@ class Engine(StagedOps):
         return [lib.pccl_engines_event_fd(self._open, number) for number in range(self._threads)]
 
     def close(self) -> None:
-        """Stop the threads; open ops are aborted and their buffers restored.
-
-        Afterwards `stats` and `records` still work, other methods raise EngineFailedError.
-        """
+        """Stop the threads, abort open ops and restore their buffers. `stats` and `records` still work then."""
         self._last_stats = self.stats()
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.pccl_engines_destroy(handle)
-        super().close()
 
     @property
     def _open(self) -> Any:
         handle = self._handle
         if handle == ffi.NULL:
-            raise EngineFailedError("the engine is closed")
+            raise EngineFailedError(CLOSED)
         return handle
 
     @property
@@ -276,37 +129,42 @@ class Engine(StagedOps):
     # Ops.
 
     def check(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Raise what `submit` would raise for the arguments, without submitting anything."""
         self._request.fill(launch, spec)
 
-    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        request = self._request
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Start an op. ValueError, RootLostError or MemoryError if the engine does not take it."""
+        request, threads = self._request, self._threads
         request.fill(launch, spec)
-        slices = request.slices(self._threads) if self._threads > 1 else 1
-        self._check(lib.pccl_engines_submit(self._open, request.native, slices), "submit")
+        slices = request.slices(threads) if threads > 1 else 1
+        self._call(lib.pccl_engines_submit, request.native, slices)
 
-    def _end(self, op: int, verdict: Verdict) -> None:
-        self._check(lib.pccl_engines_end(self._open, op, verdict), "end")
+    def end(self, op: int, verdict: Verdict) -> None:
+        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL or the op has been refused."""
+        self._call(lib.pccl_engines_end, op, verdict)
 
     def freeze(self, epoch: int) -> None:
         """Stop all ops up to this epoch. GroupFrozen follows."""
-        self._check(lib.pccl_engines_freeze(self._open, self._group, epoch), "freeze")
+        self._call(lib.pccl_engines_freeze, self._group, epoch)
 
-    def _freeze_op(self, op: int) -> None:
-        self._check(lib.pccl_engines_freeze_op(self._open, op), "freeze_op")
+    def freeze_op(self, op: int) -> None:
+        """Stop an op. OpFrozen follows, unless the op has been refused."""
+        self._call(lib.pccl_engines_freeze_op, op)
+
+    def detach(self, op: int) -> None:
+        """Stop an op and restore its caller's arrays. OpDetached follows, also if the op is unknown."""
+        self._call(lib.pccl_engines_detach, op)
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         """Drop what has come for these uses of a tag, which will not be submitted here."""
         last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
-        self._check(lib.pccl_engines_forget_ops(self._open, last, len(uses)), "forget_ops")
-
-    def _detach(self, op: int) -> None:
-        self._check(lib.pccl_engines_detach(self._open, op), "detach")
+        self._call(lib.pccl_engines_forget_ops, last, len(uses))
 
     # Links.
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         """Take ownership of a connected socket, the link's connection `index`. With `keys` its traffic is encrypted."""
-        self._check(lib.pccl_engines_link_add(self._open, link, index, fd, link_keys(keys)), "link_add")
+        self._call(lib.pccl_engines_link_add, link, index, fd, link_keys(keys))
 
     def set_link_timeout(self, seconds: float) -> None:
         """Set for how long data may be in flight without progress before a link is lost; 0: no limit."""
@@ -314,22 +172,28 @@ class Engine(StagedOps):
 
     def count_link(self, link: int) -> None:
         """Request the counters of a link. LinkCounters from each thread follow, if there is such a link."""
-        self._check(lib.pccl_engines_request_link_metrics(self._open, link), "count_link")
+        self._call(lib.pccl_engines_request_link_metrics, link)
 
     def link_close(self, link: int) -> None:
-        self._check(lib.pccl_engines_link_close(self._open, link), "link_close")
+        self._call(lib.pccl_engines_link_close, link)
 
     # Events and counters.
 
-    def _events(self) -> list[EngineEvent]:
+    def events(self) -> list[EngineEvent]:
+        """Return what has happened since the last call; for each op and for each link in order."""
+        handle = self._handle
+        if handle == ffi.NULL:
+            raise EngineFailedError(CLOSED)
         found: list[EngineEvent] = []
         count = EVENTS_MAX
         while count == EVENTS_MAX:
-            count = lib.pccl_engines_poll_events(self._open, self._buffer, EVENTS_MAX)
-            found += [READERS[event.kind](event) for event in self._buffer[0:count]]
+            count = lib.pccl_engines_poll_events(handle, self._buffer, EVENTS_MAX)
+            for event in self._buffer[0:count]:
+                found.append(READERS[event.kind](event))
         return found
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Make one of `event_fds` readable. Any thread."""
         views = self._views
         if views:
             lib.pccl_fast_path_wake_owner(views[0])
@@ -340,10 +204,7 @@ class Engine(StagedOps):
         return [row for view in self._views for row in op_records.read(view, size, since_ns)]
 
     def stats(self) -> dict[str, int]:
-        """Return the counters of all threads together; after `close` those at the end.
-
-        `scratch_bytes_max` sums the maxima of the threads, which they do not reach at the same time.
-        """
+        """Return the counters of all threads together; after `close` those at the end."""
         all_stats = self.stats_by_thread()
         if len(all_stats) < self._threads:
             return dict(self._last_stats)
@@ -364,11 +225,105 @@ class Engine(StagedOps):
                 found.append({name: getattr(stats, name) for name in _STATS_FIELDS})
         return found
 
-    def _check(self, status: int, call: str) -> None:
+    def _call(self, function: Callable[..., int], *args: Any) -> None:
+        """Call a function of the C library for this engine. EngineFailedError if it is closed."""
+        handle = self._handle
+        if handle == ffi.NULL:
+            raise EngineFailedError(CLOSED)
+        status = function(handle, *args)
         if status == lib.PCCL_E_MEMORY:
-            raise MemoryError(f"engine {call}")
+            raise MemoryError(f"engine: {function.__name__}")
         if status != lib.PCCL_OK:
-            raise ValueError(f"engine {call} refused its arguments (status {status})")
+            raise ValueError(f"the engine refused the arguments of {function.__name__} (status {status})")
+
+
+@dataclass(slots=True)
+class _Staged:
+    launch: SubmitOp
+    spec: OpSpec
+    source: Source
+    """Holds the host memory of the op, so it is kept until the engine has ended the op."""
+    is_submitted: bool = False
+    is_frozen: bool = False
+
+
+class StagedOps:
+    """The ops of a session that have a source: submitted to the engine once their input is in host memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.ops: dict[int, _Staged] = {}
+        self.posted: deque[Callable[[], EngineEvent | None]] = deque()
+        """Calls of sources for `events`. Each may return an event."""
+        self._engine = engine
+
+    def submit(self, launch: SubmitOp, spec: OpSpec, source: Source) -> None:
+        """Start an op, as `Engine.submit`."""
+        self._engine.check(launch, spec)
+        op = launch.op
+        self.ops[op] = _Staged(launch, spec, source)
+        source.begin(lambda found: self._post(lambda: self._arrived(op, found)))
+
+    def _arrived(self, op: int, found: Buffers | BaseException) -> EngineEvent | None:
+        staged = self.ops.get(op)
+        if staged is None:
+            return None
+        if isinstance(found, BaseException):
+            del self.ops[op]
+            return OpRefused(op, f"{type(found).__name__}: {found}")
+        if staged.is_frozen:
+            return None
+        try:
+            self._engine.submit(staged.launch, staged.spec._replace(buffers=found))
+        except MemoryError as error:
+            del self.ops[op]
+            return OpRefused(op, f"out of memory: {error}")
+        staged.is_submitted = True
+        return None
+
+    def _post(self, call: Callable[[], EngineEvent | None]) -> None:
+        self.posted.append(call)
+        self._engine.wake()
+
+    def end(self, op: int, verdict: Verdict) -> None:
+        """End an op of `ops`, as `Engine.end`."""
+        staged = self.ops[op]
+        staged.source.abandon()
+        if staged.is_submitted:
+            if verdict is Verdict.COMMIT_BY_ALL:
+                del self.ops[op]
+            self._engine.end(op, verdict)
+        else:
+            del self.ops[op]
+            self._post(lambda: OpEnded(op, 0, 0))
+
+    def freeze_op(self, op: int) -> None:
+        """Stop an op of `ops`, as `Engine.freeze_op`."""
+        staged = self.ops[op]
+        if staged.is_submitted:
+            self._engine.freeze_op(op)
+        else:
+            staged.is_frozen = True
+            self._post(lambda: OpFrozen(op))
+
+    def detach(self, op: int) -> None:
+        """Report OpDetached once the device does not read the op's arrays. The engine has only its host memory."""
+        self.ops[op].source.release(lambda: self._post(lambda: OpDetached(op)))
+
+    def events(self, found: list[EngineEvent]) -> list[EngineEvent]:
+        """Return the engine's new events, with those of staged ops."""
+        for each in found:
+            if isinstance(each, OpEnded | OpRefused):
+                self.ops.pop(each.op, None)
+        while self.posted:
+            event = self.posted.popleft()()
+            if event is not None:
+                found.append(event)
+        return found
+
+    def close(self) -> None:
+        """Stop the copies that have not begun."""
+        for staged in self.ops.values():
+            staged.source.abandon()
 
 
 COMPLETED: int = lib.PCCL_FAST_PATH_COMPLETED
@@ -399,11 +354,10 @@ class EngineFastPath:
         lib.pccl_fast_path_close(self._native)
 
     def run(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> tuple[int, int, int]:
-        """Submit an op and wait for its end, at most `wait_ms`: no signal handler runs during the wait.
+        """Submit an op and wait for its end, at most `wait_ms`. No signal handler runs during the wait.
 
-        Returns:
-            COMPLETED, HANDED_OVER, or another number if the path has been closed since this opening and the op was
-            not submitted; then the bytes sent and received.
+        Returns COMPLETED, HANDED_OVER, or another number if the path was closed before the op was submitted; then the
+        bytes sent and received.
         """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)
@@ -412,13 +366,10 @@ class EngineFastPath:
     def start(
         self, opening: int, request: OpRequest, uses: Any, wait_ms: int
     ) -> Callable[[], tuple[bool, int, int]] | None:
-        """Submit an op without waiting. None if the path has been closed since this opening.
+        """Submit an op without waiting. None if the path was closed before.
 
-        Returns:
-            A function that waits until the op has left the fast path, and returns whether it has completed, and the
-            bytes sent and received. No signal handler runs during the wait.
-
-        The engine's events report the op's end if no thread waits for it. After `wait_ms` it is handed over.
+        The returned function waits, at most `wait_ms`, until the op has left the fast path, and returns whether it has
+        completed, and the bytes sent and received. The engine's events report the end if no thread waits for it.
         """
         call = ffi.new("pccl_fast_path_call **")
         outcome = lib.pccl_fast_path_start(self._native, opening, request.native, uses, wait_ms, call)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from pccl.runtime.data_plane.op_shape import describe, size_bytes
+from pccl.runtime.data_plane.op_request import describe, size_bytes
 from pccl.runtime.extension import lib, text
 from pccl.types import Collective
 
@@ -159,29 +159,30 @@ class LinkCounters:
     full_bytes: int
     thread: int = 0
     busy_ms: int = 0
-    """Time for which its busiest connection had unacknowledged data."""
+    """Time with unacknowledged data, of the busiest connection."""
     sender_ms: int = 0
-    """The part of it for which this end's send buffer was the limit."""
+    """The part of `busy_ms` that this end's send buffer limited."""
     receiver_ms: int = 0
-    """The part of it for which the other end's receive window was the limit."""
+    """The part of `busy_ms` that the other end's receive window limited."""
     stuck_ms: int = 0
     """Time since the last acknowledgement, while data is unacknowledged."""
     delivered: int = 0
-    """TCP segments that were acknowledged."""
+    """TCP segments that were acknowledged, and those that were lost and sent again."""
     resent: int = 0
-    """TCP segments that were lost and sent again."""
     unacked_bytes: int = 0
-    """Unacknowledged bytes of all its connections now."""
+    """Unacknowledged bytes of all connections now."""
     round_trip_us: int = 0
-    """The longest round trip of its connections now."""
+    """The longest round trip of its connections now, and the shortest one seen."""
     round_trip_us_min: int = 0
-    """The shortest round trip seen."""
     unheard_ops: int = 0
     """Number of ops that the peer has not announced here."""
     inbound_ops: int = 0
-    """Number of ops that lack data that comes from it or through it."""
+    """Number of ops that lack data from the peer or through it."""
     undone_ops: int = 0
-    """Number of ops that are done here and of which its DONE is missing."""
+    """Number of ops that are done here and lack the peer's DONE."""
+
+
+COUNTERS = [field.name for field in fields(LinkCounters) if field.name not in ("link", "thread")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,24 +277,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
     lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, event.engine, event.limit == lib.PCCL_LIMIT_LOSS),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
-        event.id,
-        event.tx_bytes,
-        event.rx_bytes,
-        event.full_ms,
-        event.full_bytes,
-        event.engine,
-        event.busy_ms,
-        event.sender_ms,
-        event.receiver_ms,
-        event.stuck_ms,
-        event.delivered,
-        event.resent,
-        event.unacked_bytes,
-        event.round_trip_us,
-        event.round_trip_us_min,
-        event.unheard_ops,
-        event.inbound_ops,
-        event.undone_ops,
+        link=event.id, thread=event.engine, **{name: getattr(event, name) for name in COUNTERS}
     ),
     lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event), event.engine),
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),

@@ -1,7 +1,6 @@
 """Small ops that the caller's thread runs itself, without the trio thread.
 
-Theory of operation. A launched op takes four hand-overs: caller, trio thread, engine, trio thread, caller. For 64 KiB
-between two processes of one machine they are three quarters of the op's time. A caller that only waits uses the
+A launched op takes four hand-overs: caller, trio thread, engine, trio thread, caller. A caller that only waits uses the
 engine's fast path instead (native/src/fast_path.h): it submits the op and waits until all participants are done; the
 session learns of the op later. Rules:
 
@@ -146,12 +145,8 @@ class FastPath:
         return list(self._running.values())
 
     def run(self, op: PendingOp, waits: bool = True) -> bool:
-        """Run a new op whose tag the caller has claimed.
-
-        Returns:
-            True if the op is over, belongs to the session from now on, or, without `waits`, is started; False if it has
-            to be launched.
-        """
+        """Run a new op whose tag the caller has claimed. Return False if it has to be launched; else it is over, or the
+        session's from now on, or, without `waits`, started."""
         opening, spec = self._opening, op.spec
         assert spec is not None
         if opening is None or spec.source is not None:

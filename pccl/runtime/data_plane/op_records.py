@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,24 +46,15 @@ RECEIVER = 1
 DTYPES = {int(each): each for each in DataType}
 
 
-class Row:
-    """A record of the C library: its fields as attributes."""
-
-    __slots__ = NAMES
-
-    def __init__(self, values: Sequence[int]) -> None:
-        for name, value in zip(NAMES, values, strict=True):
-            setattr(self, name, value)
-
-    def __getattr__(self, name: str) -> int:
-        raise AttributeError(name)
+Row = SimpleNamespace
+"""A record of the C library: its fields as attributes."""
 
 
 def read(path: Any, records: int, since_ns: int) -> list[Row]:
     """Return the records of ops in flight or ended after `since_ns`, from the engine of a fast path."""
     found = np.empty(records, COLUMNS)
     count = lib.pccl_fast_path_read_records(path, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
-    return [Row(values) for values in found[:count].tolist()]
+    return [Row(**dict(zip(NAMES, values, strict=True))) for values in found[:count].tolist()]
 
 
 def name_of(row: Row) -> Name:
@@ -71,9 +63,7 @@ def name_of(row: Row) -> Name:
 
 def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int]) -> list[int] | None:
     """Return some of the peers that may not have launched the op in flight with a tag; at least one if any is missing.
-
-    None: it is the only op in flight, or has no record.
-    """
+    None if it is the only op in flight, or has no record."""
     open_rows = [row for row in rows if not row.ended_ns]
     found = [row for row in open_rows if (row.epoch, row.tag) == (epoch, tag)]
     if not found or len(found) == len(open_rows):

@@ -48,10 +48,7 @@ class Source(Protocol):
     """Arrays that the engine cannot read, for one launch of an op."""
 
     def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
-        """Start to copy the input to host memory. Called once.
-
-        `arrived` is called from any thread, with the buffers of the op or the error.
-        """
+        """Start to copy the input to host memory, and pass the buffers or the error to `arrived`, from any thread."""
 
     def abandon(self) -> None:
         """Do not copy what has not been copied."""
@@ -75,12 +72,7 @@ class Root(NamedTuple):
     """0: the rank did not exist."""
 
     def rank_in(self, ring: Sequence[int]) -> int:
-        """Return the root's rank in this ring.
-
-        Raises:
-            ValueError: the rank did not exist.
-            RootLostError: the peer has left.
-        """
+        """Return the root's rank in this ring. ValueError if the rank did not exist, RootLostError if it has left."""
         if self.peer == 0:
             raise ValueError(f"rank {self.rank} does not exist in a group of {len(ring)} peers")
         if self.peer not in ring:

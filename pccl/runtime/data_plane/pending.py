@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pccl.protocol.peer.effects import OpResult
 from pccl.runtime.data_plane.engine import forget_join
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
+from pccl.runtime.data_plane.op_spec import OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
 from pccl.runtime.threads.waking import Latch, Waker, wait_any
@@ -91,13 +91,13 @@ class PendingOp:
         waits = self.waits
         if waits is None or self._over._is_set:
             return self._over.wait(timeout_s)
-        waits.begin(self.op, self._over.is_set)
+        number = waits.new()
         try:
+            waits.begin(number)
             return self._over.wait(timeout_s)
         finally:
-            waits = self.waits  # None in a forked child
-            if waits is not None:
-                waits.end(self.op, self._over.is_set())
+            if self.waits is not None:  # as in a forked child
+                waits.end(number)
 
     def join_started(self) -> None:
         """Wait for an op on the fast path within the engine: it is over then, unless it takes long."""
@@ -130,19 +130,19 @@ class PendingOp:
         if any(op.is_over for op in ops):
             return
         waker = waking.waker()
+        waited = [(op.waits, op.waits.new()) for op in ops if op.waits is not None]
         for op in ops:
             op._wakers.append(waker)
         try:
-            for op in ops:
-                if op.waits is not None:
-                    op.waits.begin(op.op, op._over.is_set)
+            for waits, number in waited:
+                waits.begin(number)
             if not any(op.is_over for op in ops):
                 await waker.wait(timeout_s, is_shielded=is_shielded)
         finally:
             for op in ops:
                 op._wakers.remove(waker)
-                if op.waits is not None:
-                    op.waits.end(op.op, op.is_over)
+            for waits, number in waited:
+                waits.end(number)
 
     @property
     def is_over(self) -> bool:
@@ -176,11 +176,6 @@ class PendingOp:
         if not self.is_released:
             await waker.wait(is_shielded=True)
 
-    def place(self, spec: OpSpec, rank: int, world_size: int) -> Buffers:
-        """Return the buffers for these participants. ValueError as in `Placement.place`."""
-        buffers = spec.buffers
-        return buffers if isinstance(buffers, Buffers) else buffers.place(rank, world_size)
-
     def succeed(self, tx_bytes: int, rx_bytes: int) -> None:
         """End an op that has completed on the fast path."""
         self.finish(OpResult(self.op, Result.SUCCESS, "", len(self.ring), tx_bytes, rx_bytes))
@@ -207,10 +202,8 @@ class PendingOp:
             _wake(self._wakers)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the op is over, in the thread that ends it, or now if it is over. Any thread.
-
-        The callback must neither wait nor raise: usually it runs in the trio thread.
-        """
+        """Call `callback` once when the op is over, in the thread that ends it, or now if it is over. Any thread. The
+        callback must neither wait nor raise."""
         self._callbacks.append(callback)
         if self._over.is_set():
             self._call_back()
@@ -240,7 +233,8 @@ class PendingOp:
     def release(self) -> None:
         """Give the caller's arrays back. May be called again."""
         self.is_released = True
-        _wake(self._release_wakers)
+        if self._release_wakers:
+            _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
         """End the op in a forked child, which has no trio run, and where locks of the engine may be held."""

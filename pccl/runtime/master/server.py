@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -32,15 +32,16 @@ from pccl.protocol.failover.bootstrap import Start, hold_beside_s, hold_s
 from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.run_state import Close, Effect, FindRings, MasterLog, MasterOptions, Send, TakeHeartbeats
+from pccl.protocol.wait_reasons import LongWait, how_to_look
 from pccl.runtime.master.durable_state import DurableEffects, StateDirectory
 from pccl.runtime.master.requests import Checking, StatusBoard, Traceable, Tracing
 from pccl.runtime.master.ring_search import best_ring
-from pccl.runtime.master.standby_watch import watch
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.accepting import Unauthenticated, accept_connections
+from pccl.runtime.network.accepting import LogLimiter, Unauthenticated, accept_connections
 from pccl.runtime.network.addresses import Address
+from pccl.runtime.network.clients import NoAnswer, ask
+from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.heartbeat import HEARTBEAT_INTERVAL_S_MAX, HEARTBEATS_PER_TIMEOUT, Silent
-from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
@@ -542,3 +543,67 @@ class MasterServer:
             if deadline is not None and trio.current_time() >= deadline:
                 self._note_quiet()
                 self._execute(self._machine.tick(self._alive_now()))
+
+
+# The other masters, whose status a standby requests. What it learns is logged and sent to newcomers, no more.
+
+SILENT = "no answer from "
+
+
+async def watch(
+    masters: Sequence[Address],
+    token: str,
+    ssl_context: ssl.SSLContext | None,
+    interval_s: float,
+    report: Callable[[str], None],
+    own_run: Callable[[], str],
+    dial: Dial = dial_tcp,
+) -> None:
+    """Request the status of all masters every `interval_s`, and call `report` when it changes. `own_run` returns the
+    run that this master leads, or ""."""
+    known, warned = "", ""
+    silences: dict[Address, LongWait] = {}
+    while True:
+        looked = [await _look(address, token, ssl_context, interval_s, dial) for address in masters]
+        _warn_of_silence(silences, dict(zip(masters, looked, strict=True)))
+        found = "; ".join(text for text, _ in looked)
+        if found != known:
+            logger.info("%s", found)
+            report(found)
+        known = found
+        own = own_run()
+        others = "; ".join(text for text, run in looked if own and run not in ("", None, own))
+        if others and others != warned:
+            text = "two runs: %s, and this one leads run %s. They do not merge: restart the peers of one of them"
+            logger.warning(text, others, own)
+        warned = others
+        await trio.sleep(interval_s)
+
+
+def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address, tuple[str, str | None]]) -> None:
+    now = trio.current_time()
+    for address, (text, run) in looked.items():
+        where = addresses.join(*address)
+        if run is None:
+            silence = silences.setdefault(address, LongWait("the standby's question", now))
+            if silence.is_due(now):
+                logger.warning("%s", silence.warning(now, text.removeprefix(SILENT), how_to_look(where)))
+        elif (over := silences.pop(address, None)) is not None and over.is_told:
+            logger.warning("the master at %s answers again: %s", where, over.ending(now))
+
+
+async def _look(
+    address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
+) -> tuple[str, str | None]:
+    """Return a description of a master, and the run that it leads; "": none, None: no answer."""
+    where = addresses.join(*address)
+    try:
+        with trio.fail_after(limit_s):
+            status = await ask(*address, token, ssl_context, dial)
+    except NoAnswer as error:
+        return f"{SILENT}the master at {where} ({error})", None
+    except trio.TooSlowError:
+        return f"{SILENT}the master at {where} within {limit_s:g} s", None
+    if any(member.state == "accepted" for member in status.members):
+        return f"the master at {where} leads run {status.run} in term {status.term}", status.run
+    return f"the master at {where} answers and leads no run", ""

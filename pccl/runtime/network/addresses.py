@@ -196,7 +196,6 @@ Address = tuple[str, int]
 class Attempt:
     address: Address
     pause_s: float
-    is_first_round: bool
 
 
 class MasterAddresses:
@@ -220,7 +219,7 @@ class MasterAddresses:
             most_s = self._pause_s_max if self._waited_in_round == rounds - 1 else PAUSE_S_MAX
             pause_s = min(PAUSE_S_MIN * 2 ** min(rounds - 1, 10), most_s) * (0.5 + chance / 2)
         self._asked += 1
-        return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
+        return Attempt(self.addresses[asked_in_round], pause_s)
 
     def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
         if len(self.addresses) == 1:

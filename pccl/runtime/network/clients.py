@@ -6,14 +6,11 @@ packets (MTU), the master's connections to this host, and a flood in each direct
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import socket
 import ssl
-import struct
-import termios
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +28,7 @@ from pccl.protocol.status import RunStatus
 from pccl.protocol.wait_reasons import how_to_look
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.dialing import Dial, dial_tcp
+from pccl.runtime.network.links import unacknowledged_bytes
 from pccl.runtime.network.probe import steady_rate
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import (
@@ -134,32 +132,47 @@ async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | No
     return await converse(host, port, token, ssl_context, m.StatusRequest(m.PROTOCOL_VERSION), m.ToWatcher, talk, dial)
 
 
+async def _ask_each(
+    what: str,
+    masters: Sequence[tuple[str, int]],
+    timeout_s: float,
+    ask_one: Callable[[int], Awaitable[bool]],
+    has_answer: Callable[[], bool],
+) -> None:
+    """Call `ask_one` for the index of each master, at once, until one returns True or the time has passed. NoAnswer or
+    trio.TooSlowError if there is no answer then."""
+    failures: list[str] = []
+
+    async def one(index: int) -> None:
+        try:
+            if await ask_one(index):
+                scope.cancel()
+        except NoAnswer as error:
+            failures.append(str(error))
+
+    with waiting_for(what, masters), trio.move_on_after(timeout_s) as scope:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(masters)):
+                nursery.start_soon(one, index)
+    if has_answer():
+        return
+    if len(failures) < len(masters):
+        raise trio.TooSlowError
+    raise NoAnswer("; ".join(failures))
+
+
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
     """Return the status of the leading master, else of any that answers in time. NoAnswer, trio.TooSlowError."""
     found: list[RunStatus] = []
-    failures: list[str] = []
 
-    async def ask_one(host: str, port: int) -> None:
-        try:
-            status = await ask(host, port, token, ssl_context)
-        except NoAnswer as error:
-            failures.append(str(error))
-            return
-        found.append(status)
-        if status.role == LEADING:
-            scope.cancel()
+    async def ask_one(index: int) -> bool:
+        found.append(await ask(*masters[index], token, ssl_context))
+        return found[-1].role == LEADING
 
-    with waiting_for("the request for the status", masters), trio.move_on_after(timeout_s) as scope:
-        async with trio.open_nursery() as nursery:
-            for host, port in masters:
-                nursery.start_soon(ask_one, host, port)
-    if found:
-        return max(found, key=lambda status: status.role == LEADING)
-    if len(failures) < len(masters):
-        raise trio.TooSlowError
-    raise NoAnswer("; ".join(failures))
+    await _ask_each("the request for the status", masters, timeout_s, ask_one, lambda: bool(found))
+    return max(found, key=lambda status: status.role == LEADING)
 
 
 @dataclass
@@ -182,27 +195,21 @@ async def fetch_any(
     """Return the trace of one of the masters; after `timeout_s` the received part. NoAnswer or trio.TooSlowError
     if that is empty."""
     traces = [FetchedTrace() for _ in masters]
-    failures: list[str] = []
     request = m.TraceRequest(m.PROTOCOL_VERSION, seconds, last)
 
-    async def fetch_one(host: str, port: int, fetched: FetchedTrace) -> None:
-        try:
-            await converse(host, port, token, ssl_context, request, m.ToTracer, partial(_receive_trace, fetched))
-        except NoAnswer as error:
-            failures.append(str(error))
-        else:
-            scope.cancel()
+    async def fetch_one(index: int) -> bool:
+        talk = partial(_receive_trace, traces[index])
+        await converse(*masters[index], token, ssl_context, request, m.ToTracer, talk)
+        return True
 
-    with waiting_for("the request for a trace", masters), trio.move_on_after(timeout_s) as scope:
-        async with trio.open_nursery() as nursery:
-            for (host, port), fetched in zip(masters, traces, strict=True):
-                nursery.start_soon(fetch_one, host, port, fetched)
-    best = max(traces, key=lambda fetched: (fetched.end is not None, len(fetched.peers)))
-    if best.end is not None or best.peers:
-        return best
-    if len(failures) < len(masters):
-        raise trio.TooSlowError
-    raise NoAnswer("; ".join(failures))
+    def best() -> FetchedTrace:
+        return max(traces, key=lambda fetched: (fetched.end is not None, len(fetched.peers)))
+
+    def has_some() -> bool:
+        return best().end is not None or bool(best().peers)
+
+    await _ask_each("the request for a trace", masters, timeout_s, fetch_one, has_some)
+    return best()
 
 
 async def _receive_trace(fetched: FetchedTrace, connection: ControlConnection[m.ToTracer]) -> None:
@@ -266,10 +273,8 @@ async def check(
     advertised: Sequence[str],
     advertised_port: int | None,
 ) -> PathReport:
-    """Measure the path to the master at this address. NoAnswer.
-
-    With a `listener` the master dials this host back, at `advertised` or the address that it sees, and at
-    `advertised_port` or the port of `listener`."""
+    """Measure the path to the master at this address. With a `listener` the master dials this host back, at
+    `advertised` or the address that it sees, and at `advertised_port` or the port of `listener`. NoAnswer."""
     path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:
@@ -322,12 +327,7 @@ async def _fill_packets(connection: ControlConnection[m.ToChecker], path: PathRe
         await _next(connection)
     path.full_size = "both"
     if scope.cancelled_caught:
-        path.full_size = "out" if _unacknowledged_bytes(sock) else "back"
-
-
-def _unacknowledged_bytes(sock: socket.socket) -> int:
-    queued: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0]
-    return queued
+        path.full_size = "out" if unacknowledged_bytes(sock) else "back"
 
 
 async def _dial_back(

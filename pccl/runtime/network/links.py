@@ -73,7 +73,7 @@ class Attempt:
     def reaches_peer(self) -> bool:
         if self.sock is None:
             return False
-        return self.has_received or self.sock.fileno() < 0 or not _unacknowledged_bytes(self.sock)
+        return self.has_received or self.sock.fileno() < 0 or not unacknowledged_bytes(self.sock)
 
     @property
     def reaches_here(self) -> bool:
@@ -85,7 +85,7 @@ class Attempt:
         return f"; {REMEDY}" if is_small else ""
 
 
-def _unacknowledged_bytes(sock: trio.socket.SocketType) -> int:
+def unacknowledged_bytes(sock: trio.socket.SocketType | socket.socket) -> int:
     return _ioctl(sock, getattr(termios, "TIOCOUTQ", None))
 
 
@@ -93,7 +93,7 @@ def _has_arrived(sock: trio.socket.SocketType) -> bool:
     return _ioctl(sock, getattr(termios, "FIONREAD", None)) > 0
 
 
-def _ioctl(sock: trio.socket.SocketType, what: int | None) -> int:
+def _ioctl(sock: trio.socket.SocketType | socket.socket, what: int | None) -> int:
     if what is None:
         return 0
     try:
@@ -145,7 +145,7 @@ async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
     """Wait until the dialer has used an accepted connection, or all data is acknowledged. ConnectionLost."""
-    if not _unacknowledged_bytes(sock):
+    if not unacknowledged_bytes(sock):
         return
     try:
         is_used = await sock.recv(1, socket.MSG_PEEK)

@@ -11,6 +11,7 @@ import errno
 import socket
 from collections.abc import Awaitable
 from contextlib import suppress
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 import trio
@@ -43,6 +44,8 @@ SEEN_BYTES_MAX = 512
 SHOWN_MAX = 40
 PAGE_HEADER = "Pccl-Master-Port"
 """The header of the page's answer to a peer that dials it by mistake."""
+
+NO_ANSWER_MEANS = "a firewall drops it, the host is down, or the address is wrong"
 
 M = TypeVar("M")
 
@@ -343,12 +346,17 @@ class ControlConnection(Generic[M]):
         self._sock.close()
 
 
-async def dial_control(host: str, port: int, expected: Any, dial: Dial = dial_tcp) -> ControlConnection[Any]:
-    """Return a connection for messages of the union `expected`. ConnectionLost gives the reason."""
+async def dial_control(
+    host: str, port: int, expected: Any, dial: Dial = dial_tcp, limit_s: float = inf
+) -> ControlConnection[Any]:
+    """Return a connection for messages of the union `expected`. ConnectionLost, also after `limit_s`."""
     sock: socket.socket | None = None
     try:
-        sock = await dial(host, port)
+        with trio.fail_after(limit_s):
+            sock = await dial(host, port)
         return ControlConnection(sock, expected, OPENING_BYTES_MAX, is_dialed=True)
+    except trio.TooSlowError:
+        raise ConnectionLost(f"no answer to a connection within {limit_s:.2g} s: {NO_ANSWER_MEANS}") from None
     except OSError as error:
         if sock is not None:
             sock.close()  # the listener has died since

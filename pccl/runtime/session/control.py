@@ -13,7 +13,6 @@ finds none within `master_timeout_s` gives up.
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 from collections.abc import Callable
@@ -24,15 +23,17 @@ from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import KEY_BYTES, ControlSession, ProtocolError
-from pccl.protocol.names import peers_named
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
+from pccl.protocol.status import RunStatus
+from pccl.protocol.wait_reasons import explain_wait
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, Address, MasterAddresses
+from pccl.runtime.network.clients import NoAnswer, ask
 from pccl.runtime.network.heartbeat import HeartbeatThread, keep_heartbeats
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, SocketChannel, dial_control
-from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionOptions
+from pccl.runtime.session.driver import Part, Shared
 from pccl.runtime.session.recorder import RecordingParts
 from pccl.runtime.threads.tasks import start_task
 
@@ -40,32 +41,27 @@ WELCOME_TIMEOUT_S = 10.0
 REATTACH_SHARE = 0.5
 """A broken control connection may take this share of the master timeout to be restored, at most."""
 REATTACH_PAUSE_S_MIN = 0.02
-"""The first pause between two attempts to mrestore a control connection."""
+"""The first pause between two attempts to restore a control connection."""
 REATTACH_PAUSE_S_MAX = 0.5
-GIVING_UP_S = 0.3
-"""Seconds within which peers that have lost their master together give up."""
 
 _jitter = random.SystemRandom()
 """A source of chance that leaves alone the program's own stream of random numbers, which it may have seeded."""
 
 
-class Control:
-    """The control connection and the search for masters. Only for the trio thread."""
+class Control(Part):
+    """The control connection and the search for masters."""
 
     def __init__(
         self,
-        master: MasterConnection,
-        options: SessionOptions,
+        shared: Shared,
         masters: MasterAddresses,
-        listen_port: Callable[[], int],
-        driver: Driver,
-        lifetime: Lifetime,
         heartbeats: Heartbeats,
         recording_parts: RecordingParts,
-        logger: logging.LoggerAdapter[logging.Logger],
         seek_s: float,
     ) -> None:
-        """`master` leads to one of the `masters`. A newcomer looks for one that leads a run for `seek_s` at least."""
+        """`masters` has the address of the connected one. A newcomer looks for one that leads a run for `seek_s` at
+        least."""
+        super().__init__(shared)
         self.attached = trio.Event()
         """Set while there is a control connection, as far as is known."""
         self.attached.set()
@@ -75,15 +71,9 @@ class Control:
         """Set when any master has answered, or the session has ended."""
         self.senders: trio.Nursery | None = None
         """Tasks that outlive all others, for last words."""
-        self._master = master
-        self._options = options
         self._masters = masters
-        self._listen_port = listen_port
-        self._driver = driver
-        self._lifetime = lifetime
         self._heartbeats = heartbeats
         self._recording_parts = recording_parts
-        self._logger = logger
         self._seek_s = seek_s
         self._attending = trio.CancelScope()
         """Holds what concerns the present control connection."""
@@ -91,10 +81,8 @@ class Control:
         """Holds the search for a master. Cancelled when one takes this peer in; its deadline is when the search
         ends."""
         self._heard = trio.Event()
-        self._gone: dict[int, float] = {}
-        """Peers whose links were found lost during the search, and when."""
-        self.handlers: Handlers = {ps.SeekMaster: self._seek_master}
-        lifetime.at_end(lambda _: self.answered.set())
+        self.handlers = {ps.SeekMaster: self._seek_master}
+        self._lifetime.at_end(lambda _: self.answered.set())
 
     def account(self) -> str:
         """Return what came of the last attempt at each master; empty: none has ended."""
@@ -118,7 +106,7 @@ class Control:
 
     def _start_sender(self) -> None:
         assert self.senders is not None
-        start_task(self.senders, self._lifetime.contained, self._master.connection.run_sender)
+        self._lifetime.start(self.senders, self._master.connection.run_sender)
 
     # One master.
 
@@ -229,7 +217,7 @@ class Control:
             __version__,
             options.group,
             list(options.hosts),
-            options.port or self._listen_port(),
+            options.port or self._listener.getsockname()[1],
             options.connections,
             options.name,
             site=options.site,
@@ -289,8 +277,6 @@ class Control:
                         has_choice = not facts.run or len(self._masters.addresses) > 1
                         if error.is_refused and not self._heartbeats.is_connected and has_choice:
                             return str(error)
-                    except trio.TooSlowError:
-                        failure = f"no other connection within {limit_s:g} s: no answer within {DIAL_S:g} s"
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, REATTACH_PAUSE_S_MAX)
         except (TlsError, AuthError, ProtocolError) as error:
@@ -303,8 +289,8 @@ class Control:
         """Return a connection that carries the session on. ConnectionLost, or another error from a master that does not
         know the session."""
         options, facts = self._options, self._driver.facts
-        with trio.fail_after(DIAL_S):
-            connection = await dial_control(self._master.host, self._master.port, m.MasterMessage, options.system.dial)
+        master = self._master
+        connection = await dial_control(master.host, master.port, m.MasterMessage, options.system.dial, DIAL_S)
         try:
             if facts.run:
                 connection.bound_silence(facts.peer_timeout_s)
@@ -332,39 +318,20 @@ class Control:
                 limit_s = max(limit_s, self._seek_s)
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
             self._masters = self._masters.restarted()
-            self._gone.clear()
             self._lifetime.spawn(self._be_patient, self._patience, effect.reason, limit_s)
 
     async def _be_patient(self, patience: trio.CancelScope, reason: str, limit_s: float) -> None:
         with patience:
-            while True:
-                with self._driver.hearing as machine:
-                    self._note_gone(machine)
-                await trio.sleep(GIVING_UP_S)
+            await trio.sleep_forever()
         if trio.current_time() >= patience.deadline:
             with self._driver.taking_over as machine:
                 tried = self._masters.failures()
                 machine.give_up(
                     f"{reason}; no master has taken over within {limit_s:g} s. "
                     f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}"
-                    f"{self._others_lost(machine)}{self._haste(limit_s)}"
+                    f"{self._haste(limit_s)}"
                 )
                 self._attending.cancel()
-
-    def _note_gone(self, machine: Peer) -> None:
-        for peer in machine.links.gone:
-            self._gone.setdefault(peer, trio.current_time())
-
-    def _others_lost(self, machine: Peer) -> str:
-        """Return the other peers that this one has lost, in words; empty: none. A link that has just broken may be that
-        of a peer that gives up like this one."""
-        self._note_gone(machine)
-        until = trio.current_time() - GIVING_UP_S
-        gone = {peer: why for peer, why in machine.links.gone.items() if self._gone[peer] <= until}
-        if not gone:
-            return ""
-        whom = peers_named(sorted(gone), machine.name_of)
-        return f". The links with {whom} were lost, too: {gone[min(gone)]}"
 
     def _haste(self, limit_s: float) -> str:
         timeout_s = self._driver.facts.peer_timeout_s
@@ -381,57 +348,22 @@ class Control:
             attempt = self._masters.next(_jitter.random())
             await trio.sleep(attempt.pause_s)
             try:
-                with trio.fail_after(DIAL_S):
-                    connection = await dial_control(*attempt.address, m.MasterMessage, self._options.system.dial)
-                    break
-            except (ConnectionLost, trio.TooSlowError) as error:
-                reason = str(error) or f"no answer within {DIAL_S:g} s"
-                self._masters.failed(attempt.address, reason)
-                self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
+                dial = self._options.system.dial
+                connection = await dial_control(*attempt.address, m.MasterMessage, dial, DIAL_S)
+                break
+            except ConnectionLost as error:
+                self._masters.failed(attempt.address, str(error))
+                self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), error)
         self._master.met_at(connection, attempt.address)
 
 
-class MasterConnection:
-    """The control connection, which is replaced when it breaks or another master is met."""
+class Heartbeats(Part):
+    """The heartbeats between this peer and its master."""
 
-    def __init__(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
-        """`connection` leads to `address`, for whose host the master's certificate must be."""
-        self.connection = connection
-        self.met_at(connection, address)
-
-    def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
-        """Note that the session's master is at this address from now on, and that this connection leads to it."""
-        self.connection = connection
-        self.address = address
-        self.name = address[0]
-        self.host = addresses.plain_host(connection.remote_address)
-        self.port: int = connection.remote_address[1]
-
-    def send(self, messages: list[m.Message]) -> None:
-        """Send messages to the master. Never waits and never raises."""
-        self.connection.send(messages)
-
-    async def end(self) -> None:
-        """Break the connection, wait until its users have left, and close it."""
-        self.connection.shutdown()
-        await self.connection.flush()
-        self.connection.close()
-
-    async def part(self, limit_s: float, *, is_heard: bool) -> None:
-        """Send what there is to send, and part from a master that hears it, for `limit_s` at most."""
-        with trio.move_on_after(limit_s):
-            await (self.connection.part() if is_heard else self.connection.flush())
-
-
-class Heartbeats:
-    """The heartbeats between this peer and its master. Only for the trio thread."""
-
-    def __init__(self, options: SessionOptions, driver: Driver, lifetime: Lifetime) -> None:
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self.is_connected = False
         """Whether there is a connection for heartbeats."""
-        self._options = options
-        self._driver = driver
-        self._lifetime = lifetime
         self._scope = trio.CancelScope()
         self._thread: HeartbeatThread | None = None
 
@@ -499,3 +431,49 @@ class Heartbeats:
         except BaseException:
             sock.close()
             raise
+
+
+ASKERS = 64
+"""Number of peers of a large run that ask the master at a time, on average."""
+ASK_S = 2.0
+
+
+class CallReasons(Part):
+    """Asks the master what group calls wait for. Only for the trio thread.
+
+    In a large run all peers wait for the same one, so each asks with a chance that has about ASKERS ask at a time.
+    """
+
+    def __init__(self, shared: Shared, control: Control, world_size: Callable[[], int]) -> None:
+        super().__init__(shared)
+        self._control = control
+        self._world_size = world_size
+
+    async def of_call(self, kind: str) -> str:
+        """Return what a group call of this kind waits for."""
+        status = await self._status()
+        return explain_wait(status, self._driver.facts.peer, kind) if isinstance(status, RunStatus) else status
+
+    async def of_admission(self) -> str:
+        """Return what this newcomer waits for."""
+        return await self.of_call("")
+
+    async def of_hold(self) -> str | None:
+        """Return what the master that holds this newcomer waits for; None: it does not answer."""
+        status = await self._status()
+        return status.held_for if isinstance(status, RunStatus) else None
+
+    async def _status(self) -> RunStatus | str:
+        """Return the status of the run, or in words what is known without it."""
+        if not self._driver.facts.is_led:
+            tried = self._control.account()
+            return f"a master, for the last one is lost{f' (tried {tried})' if tried else ''}"
+        if _jitter.random() * self._world_size() > ASKERS:
+            return "other peers, which have not called it"
+        options, where = self._options, addresses.join(*self._master.address)
+        try:
+            with trio.fail_after(ASK_S):
+                return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
+        except (NoAnswer, trio.TooSlowError) as error:
+            why = str(error) or f"no answer in {ASK_S:g} s"
+            return f"other peers, or their master at {where}, which does not answer: {why}"

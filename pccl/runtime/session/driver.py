@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -40,11 +41,16 @@ from pccl.protocol.peer.machine import Peer
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.events import EngineFailedError
 from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.network import addresses
+from pccl.runtime.network.addresses import Address
 from pccl.runtime.network.system import SYSTEM, System
-from pccl.runtime.threads.tasks import report, start_task
+from pccl.runtime.network.wire import ControlConnection
+from pccl.runtime.session.reports import WorkCounters
+from pccl.runtime.threads.tasks import report
 from pccl.types import Result
 
-Handlers = Mapping[type, Callable[[Peer, Any], None]]
+Handler = Callable[[Peer, Any], None]
+Handlers = Mapping[type, Handler]
 """Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
 
 
@@ -93,12 +99,12 @@ class Driver:
         self._fast_path = fast_path
         self._lifetime = lifetime
         self._send = send
-        self._handlers: dict[type, Callable[[Peer, Any], None]] = {}
+        self._handlers: dict[type, tuple[Handler, ...]] = {}
         self._timer_changed = trio.Event()
         self._timer_deadline = float("inf")
         self._is_pumping = False
 
-    def carry_out(self, handlers: Handlers) -> None:
+    def carry_out(self, handlers: Mapping[type, tuple[Handler, ...]]) -> None:
         """Register handlers of effects."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
@@ -120,13 +126,17 @@ class Driver:
                         if isinstance(effect, ps.ToMaster):
                             outgoing.append(effect.message)
                         else:
-                            handlers[type(effect)](machine, effect)
+                            for handler in handlers[type(effect)]:
+                                handler(machine, effect)
                 start = machine.plain_start()
                 if start is fast_path.open_with or start == fast_path.open_with:
                     break
-                self._take_over()
-                if start is not None and machine.plain_start() == start:
+                if fast_path.close():
+                    self.hear()  # the start may be another one after that
+                else:
+                    assert start is not None
                     fast_path.open(start)
+                    break
             if outgoing:
                 self._send(outgoing)
         finally:
@@ -210,13 +220,18 @@ class Lifetime:
         if self.nursery is None or self.ended.is_set():
             return
         try:
-            start_task(self.nursery, self.contained, function, *args)
+            self.start(self.nursery, function, *args)
         except RuntimeError as error:
             # Where a trio run ends, the nursery is closed before the session knows: another thread may ask before that.
             if str(error) != CLOSED_NURSERY:
                 raise
 
-    async def contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+    def start(self, nursery: trio.Nursery, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Start a task that ends the session if it raises."""
+        nursery.start_soon(self._contained, function, *args, name=function)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         with self.contain:
             await function(*args)
 
@@ -290,3 +305,65 @@ class SessionOptions:
     system: System = SYSTEM
     new_engine: Callable[[int, int, bool], Engine] = Engine
     """Makes the engine, with the arguments of `Engine`."""
+
+
+class MasterConnection:
+    """The control connection, which is replaced when it breaks or another master is met."""
+
+    def __init__(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
+        """`connection` leads to `address`, for whose host the master's certificate must be."""
+        self.connection = connection
+        self.met_at(connection, address)
+
+    def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
+        """Note that the session's master is at this address from now on, and that this connection leads to it."""
+        self.connection = connection
+        self.address = address
+        self.name = address[0]
+        self.host = addresses.plain_host(connection.remote_address)
+        self.port: int = connection.remote_address[1]
+
+    def send(self, messages: list[m.Message]) -> None:
+        """Send messages to the master. Never waits and never raises."""
+        self.connection.send(messages)
+
+    async def end(self) -> None:
+        """Break the connection, wait until its users have left, and close it."""
+        self.connection.shutdown()
+        await self.connection.flush()
+        self.connection.close()
+
+    async def part(self, limit_s: float, *, is_heard: bool) -> None:
+        """Send what there is to send, and part from a master that hears it, for `limit_s` at most."""
+        with trio.move_on_after(limit_s):
+            await (self.connection.part() if is_heard else self.connection.flush())
+
+
+@dataclass
+class Shared:
+    """What the parts of one session share."""
+
+    options: SessionOptions
+    logger: logging.LoggerAdapter[logging.Logger]
+    master: MasterConnection
+    listener: socket.socket
+    engine: Engine
+    lifetime: Lifetime
+    driver: Driver
+    counters: WorkCounters
+
+
+class Part:
+    """A part of a session. Only for the trio thread, unless it says otherwise."""
+
+    handlers: Handlers
+
+    def __init__(self, shared: Shared) -> None:
+        self._options = shared.options
+        self._logger = shared.logger
+        self._master = shared.master
+        self._listener = shared.listener
+        self._engine = shared.engine
+        self._lifetime = shared.lifetime
+        self._driver = shared.driver
+        self._counters = shared.counters

@@ -19,13 +19,10 @@ from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.names import peer_named
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
-from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import addresses, handshake, links, probe
-from pccl.runtime.network.accepting import Unauthenticated, accept_connections
-from pccl.runtime.network.log_limiter import LogLimiter
+from pccl.runtime.network.accepting import LogLimiter, Unauthenticated, accept_connections
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
-from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionOptions
-from pccl.runtime.session.reports import WorkCounters
+from pccl.runtime.session.driver import Part, Shared
 from pccl.runtime.session.state_sync import StateSync
 from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
@@ -38,35 +35,20 @@ REDIAL_S = 1.0
 REDIAL_S_MAX = 30.0
 
 
-class Outbound:
-    """The links of this peer. Only for the trio thread."""
+class Outbound(Part):
+    """The links of this peer, and the measurements of them that the machine asks for."""
 
-    def __init__(
-        self,
-        options: SessionOptions,
-        driver: Driver,
-        lifetime: Lifetime,
-        engine: Engine,
-        counters: WorkCounters,
-        logger: logging.LoggerAdapter[logging.Logger],
-        master_host: Callable[[], str],
-    ) -> None:
-        """`master_host` returns the address of peers on the master's own host."""
-        self._options = options
-        self._driver = driver
-        self._lifetime = lifetime
-        self._engine = engine
-        self._counters = counters
-        self._logger = logger
-        self._master_host = master_host
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._making: dict[int, list[trio.CancelScope]] = {}
         """Tasks that dial or await connections, or have something to say, by link."""
-        self.handlers: Handlers = {
+        self.handlers = {
             ps.MakeLink: self._make_link,
             ps.AddConnections: self._add_connections,
-            ps.TryLinks: lambda _, effect: lifetime.spawn(self._try_links, effect),
+            ps.TryLinks: lambda _, effect: self._lifetime.spawn(self._try_links, effect),
             ps.CloseLink: self._close_link,
             ps.PeerLog: self._log,
+            ps.RunProbe: lambda _, effect: self._lifetime.spawn(self._probe, effect),
         }
 
     @property
@@ -79,7 +61,7 @@ class Outbound:
     ) -> tuple[trio.socket.SocketType, Keys | None]:
         """Return a connection to another peer for something else than a link. LinkError."""
         options = self._options
-        return await links.dial_within(member, self._master_host(), opening, options.token, timeout_s, options.system)
+        return await links.dial_within(member, self._master.host, opening, options.token, timeout_s, options.system)
 
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         """Give a link's connection to the engine, if the link is wanted still."""
@@ -106,7 +88,7 @@ class Outbound:
             try:
                 await links.dial_link(
                     effect.member,
-                    self._master_host(),
+                    self._master.host,
                     hello,
                     effect.connections,
                     self._options.token,
@@ -210,22 +192,6 @@ class Outbound:
             await trio.sleep(STANDS_S)
             self._log_now(replace(effect, link=0))
 
-
-class Measuring:
-    """Measurements that the machine asks for. Only for the trio thread."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        lifetime: Lifetime,
-        outbound: Outbound,
-        logger: logging.LoggerAdapter[logging.Logger],
-    ) -> None:
-        self._driver = driver
-        self._outbound = outbound
-        self._logger = logger
-        self.handlers: Handlers = {ps.RunProbe: lambda _, effect: lifetime.spawn(self._probe, effect)}
-
     async def _probe(self, effect: ps.RunProbe) -> None:
         facts = self._driver.facts
         found: list[m.LinkMetric] = []
@@ -235,7 +201,7 @@ class Measuring:
             hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, link.member.peer, pulls)
 
             async def dial() -> trio.socket.SocketType:
-                return (await self._outbound.dial(link.member, hello, facts.peer_timeout_s))[0]
+                return (await self.dial(link.member, hello, facts.peer_timeout_s))[0]
 
             try:
                 metric = await probe.measure(dial, link.connections, pulls)
@@ -256,30 +222,22 @@ class Measuring:
 # Connections that other peers make to this one's port.
 
 
-class Inbound:
-    """Connections that others make. Only for the trio thread."""
+class Inbound(Part):
+    """Connections that others make."""
 
     def __init__(
         self,
-        listener: socket.socket,
-        options: SessionOptions,
-        driver: Driver,
-        lifetime: Lifetime,
+        shared: Shared,
         outbound: Outbound,
         state_sync: StateSync,
         until_master_speaks: Callable[[], Awaitable[None]],
-        logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
+        super().__init__(shared)
         self.unauthenticated = Unauthenticated()
-        self._listener = listener
-        self._options = options
-        self._driver = driver
-        self._lifetime = lifetime
         self._outbound = outbound
         self._state_sync = state_sync
         self._until_master_speaks = until_master_speaks
-        self._logger = logger
-        self._limited_log = LogLimiter(logger, trio.current_time)
+        self._limited_log = LogLimiter(self._logger, trio.current_time)
 
     async def accept(self) -> None:
         """Accept connections until cancelled."""

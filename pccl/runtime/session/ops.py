@@ -20,16 +20,15 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
 from pccl.runtime.data_plane import events
-from pccl.runtime.data_plane.engine import Engine, Verdict
+from pccl.runtime.data_plane.engine import Engine, StagedOps, Verdict
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.op_spec import OpSpec, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
@@ -91,6 +90,7 @@ class Ops:
         self._session = session
         self._lifetime = lifetime
         self._engine = engine
+        self._staged = StagedOps(engine)
         self._fast_path = fast_path
         self._counters = counters
         self._token = trio.lowlevel.current_trio_token()
@@ -98,7 +98,7 @@ class Ops:
         self._launched: deque[PendingOp] = deque()
         self._cancelled: deque[tuple[PendingOp, Result, str]] = deque()
         self._releases: deque[PendingOp] = deque()
-        reports: dict[type, Callable[[Peer, Any], None]] = {
+        reports: Handlers = {
             events.OpHandedOver: self._op_handed_over,
             events.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
             events.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
@@ -115,7 +115,7 @@ class Ops:
         self.handlers: Handlers = {
             ps.SubmitOp: self._submit,
             ps.FreezeOps: lambda _, effect: engine.freeze(effect.epoch),
-            ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
+            ps.FreezeOp: self._freeze_op,
             ps.EndOp: self._end_op,
             ps.ForgetOp: self._forget_op,
             ps.ForgetUnlaunched: self._forget_unmade,
@@ -321,7 +321,10 @@ class Ops:
             op.source.abandon()
         op.is_given_up = True
         self.detaching[op.op] = op
-        self._engine.detach_from(op.op)
+        if op.op in self._staged.ops:
+            self._staged.detach(op.op)
+        else:
+            self._engine.detach(op.op)
 
     def _ends_with_the_session(self, op: PendingOp) -> bool:
         """Whether the session has a fault and the engine may hold the op until it is closed, which returns the
@@ -336,6 +339,7 @@ class Ops:
 
     def end_all(self, failure: SessionError) -> None:
         """End all ops, with the engine closed. An op that it was told to commit has succeeded."""
+        self._staged.close()
         for op in [*self.table.values(), *self._fast_path.running]:
             failed = ps.OpResult(op.op, failure.result, failure.message, 0)
             succeeded = ps.OpResult(op.op, Result.SUCCESS, "", len(op.ring))
@@ -347,17 +351,22 @@ class Ops:
 
     def hear(self, machine: Peer) -> None:
         """Pass the engine's events to the machine."""
-        engine, fast_path = self._engine, self._fast_path
+        engine, fast_path, staged = self._engine, self._fast_path, self._staged
         has_threads = fast_path.has_threads
         if has_threads:
             fast_path.close()  # else events of one thread might be read before earlier ones of another
         heard = engine.events()
+        if staged.ops or staged.posted:
+            heard = staged.events(heard)
         if not heard:
             return
         if not AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
-            heard += engine.events()
+            heard += staged.events(engine.events())
         # First: the other events depend on what has been committed.
-        completed = [(event, fast_path.completed(event)) for event in heard if type(event) is events.OpFastCompleted]
+        completed = []
+        for event in heard:
+            if type(event) is events.OpFastCompleted:
+                completed.append((event, fast_path.completed(event)))
         for each, op in sorted(completed, key=lambda one: one[0].sequence) if has_threads else completed:
             assert op.epoch is not None
             self._counters.op_ended(op.epoch, is_committed=True)
@@ -373,7 +382,8 @@ class Ops:
             elif isinstance(event, events.OpCompleted):
                 machine.op_completed(event.op)
             elif not isinstance(event, events.OpFastCompleted):
-                self._reports[type(event)](machine, event)
+                for report in self._reports[type(event)]:
+                    report(machine, event)
 
     def hear_last(self) -> None:
         """End committed ops whose callers were interrupted before they took note of it."""
@@ -407,7 +417,10 @@ class Ops:
         assert op.spec is not None
         op.ring, op.rank = effect.ring, effect.ring.index(machine.peer)
         try:
-            self._engine.submit(effect, op.spec.placed(effect.rank, effect.world_size))
+            if op.source is None:
+                self._engine.submit(effect, op.spec)
+            else:
+                self._staged.submit(effect, op.spec, op.source)
         except ValueError as error:
             reason = f"peer {machine.peer} cannot take part: {error}"
             machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)
@@ -416,6 +429,12 @@ class Ops:
         except MemoryError as error:
             machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
 
+    def _freeze_op(self, _: Peer, effect: ps.FreezeOp) -> None:
+        if effect.op in self._staged.ops:
+            self._staged.freeze_op(effect.op)
+        else:
+            self._engine.freeze_op(effect.op)
+
     def _end_op(self, _: Peer, effect: ps.EndOp) -> None:
         self._end(effect.op, Verdict.COMMIT if effect.commit else Verdict.ABORT)
 
@@ -423,7 +442,10 @@ class Ops:
         self._end(effect.op, Verdict.COMMIT_BY_ALL)
 
     def _end(self, number: int, verdict: Verdict) -> None:
-        self._engine.end(number, verdict)
+        if number in self._staged.ops:
+            self._staged.end(number, verdict)
+        else:
+            self._engine.end(number, verdict)
         op = self.table.get(number)
         if op is not None and verdict is not Verdict.ABORT:
             op.is_committed = True

@@ -19,9 +19,8 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,8 @@ from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
 from pccl.runtime.data_plane.op_records import Launch, Name, Row, joined, name_of
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.environment import number_of
-from pccl.runtime.session.driver import Lifetime, SessionOptions
-from pccl.runtime.threads.process import clock_name
+from pccl.runtime.session.driver import Handler, Handlers, Part, SessionOptions, Shared
+from pccl.runtime.threads.process import clock_name, number_of
 from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
@@ -51,8 +49,6 @@ RINGS_KEPT = 256
 LINKS_KEPT = 256
 """Number of closed links whose peers are remembered: what was counted on them may still be told."""
 TEXT_CHARACTERS_MAX = 500
-
-Listeners = Mapping[type, Callable[[Any, Any], None]]
 
 
 class FlightRecorder:
@@ -70,7 +66,7 @@ class FlightRecorder:
         """Called when an op has failed, with a text that says which."""
         self._options = options
         self._facts = facts
-        self._table = table
+        self.table = table
         self._read_records = read_records
         self._names: dict[int, Name] = {}
         """The names of ops that the session has launched and that are not over."""
@@ -83,40 +79,33 @@ class FlightRecorder:
         self._closed: deque[int] = deque()
         """The last links that were closed."""
         self._rings: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-        self._listeners: dict[type, Callable[[Any], None]] = {
+        self._listeners: Handlers = {
             ps.SubmitOp: self._submitted,
             ps.OpResult: self._op_over,
             ps.Installed: self._installed,
-            ps.KeepHeartbeats: lambda _: self.note("master", f"a master leads in term {facts.term}", term=facts.term),
-            ps.SeekMaster: lambda effect: self.note("master", f"lost the master: {effect.reason}"),
+            ps.KeepHeartbeats: lambda _, effect: self.note(
+                "master", f"a master leads in term {facts.term}", term=facts.term
+            ),
+            ps.SeekMaster: lambda _, effect: self.note("master", f"lost the master: {effect.reason}"),
             ps.MakeLink: self._making_link,
             ps.CloseLink: self._closing_link,
-            ps.PeerLog: lambda effect: self.note("log", effect.text, **effect.about),
-            ps.Ended: lambda effect: self.note("master", f"the session is over: {effect.reason}"),
+            ps.PeerLog: lambda _, effect: self.note("log", effect.text, **effect.about),
+            ps.Ended: lambda _, effect: self.note("master", f"the session is over: {effect.reason}"),
             events.OpHandedOver: self._handed_over,
-            events.LinkDown: lambda event: self._note_link(event.link, f"the link was lost: {event.reason}"),
-            events.LinkDegraded: lambda event: self._note_link(event.link, f"a connection was lost: {event.reason}"),
+            events.LinkDown: lambda _, event: self._note_link(event.link, f"the link was lost: {event.reason}"),
+            events.LinkDegraded: lambda _, event: self._note_link(event.link, f"a connection was lost: {event.reason}"),
             events.LinkCounters: self._counted,
         }
 
-    def noting(self, handlers: Listeners) -> dict[type, Callable[[Any, Any], None]]:
-        """Return the handlers of effects or events such that what they handle is noted."""
-        return {kind: self._with_note(kind, handler) for kind, handler in handlers.items()}
-
-    def _with_note(self, kind: type, handler: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        listener = self._listeners.get(kind)
-        if listener is None:
-            return handler
-
-        def note_and_handle(machine: Any, what: Any) -> None:
-            listener(what)
-            handler(machine, what)
-
-        def handle_and_note(machine: Any, what: Any) -> None:
-            handler(machine, what)
-            listener(what)
-
-        return handle_and_note if kind is events.OpHandedOver else note_and_handle
+    def noting(self, handlers: Handlers) -> dict[type, tuple[Handler, ...]]:
+        """Return the handlers of effects or events, each with the function here that notes the same kind."""
+        found: dict[type, tuple[Handler, ...]] = {}
+        for kind, handler in handlers.items():
+            listener = self._listeners.get(kind)
+            found[kind] = (handler,) if listener is None else (listener, handler)
+        if events.OpHandedOver in found:
+            found[events.OpHandedOver] = found[events.OpHandedOver][::-1]  # its handler puts the op into the table
+        return found
 
     def note(self, kind: str, text: str, duration_ns: int = 0, **about: int) -> None:
         """Note an event that ends now."""
@@ -139,19 +128,19 @@ class FlightRecorder:
 
     # What is listened to.
 
-    def _submitted(self, effect: ps.SubmitOp) -> None:
+    def _submitted(self, _: Any, effect: ps.SubmitOp) -> None:
         self._names[effect.op] = effect.epoch, effect.tag, effect.sequence
 
-    def _handed_over(self, event: events.OpHandedOver) -> None:
-        op = self._table.get(event.op)
+    def _handed_over(self, _: Any, event: events.OpHandedOver) -> None:
+        op = self.table.get(event.op)
         if op is not None and op.epoch is not None:
             self._names[event.op] = op.epoch, op.shared_tag, event.sequence
 
-    def _op_over(self, effect: ps.OpResult) -> None:
-        op = self._table[effect.op]
+    def _op_over(self, _: Any, effect: ps.OpResult) -> None:
+        op = self.table[effect.op]
         name = self._names.pop(effect.op, None)
         if name is not None:
-            reason = encodable(effect.reason[:TEXT_CHARACTERS_MAX])
+            reason = encodable(effect.reason[:TEXT_CHARACTERS_MAX]) if effect.reason else ""
             launch = Launch(op.launched_ns, op.caller, time.monotonic_ns(), effect.code.name, reason)
             self._ended.append((name, launch))
         if effect.code is not Result.SUCCESS:
@@ -159,7 +148,7 @@ class FlightRecorder:
             self.note("op", text)
             self.on_failure(text)
 
-    def _installed(self, effect: ps.Installed) -> None:
+    def _installed(self, _: Any, effect: ps.Installed) -> None:
         view = effect.view
         self._rings[view.epoch] = view.ring
         while len(self._rings) > RINGS_KEPT:
@@ -168,11 +157,11 @@ class FlightRecorder:
             self.note("view", f"{self._named(peer)} was lost: {reason}", other=peer)
         self.note("view", f"view {view.view}: ring {list(view.ring)}", view=view.view, epoch=view.epoch)
 
-    def _making_link(self, effect: ps.MakeLink) -> None:
+    def _making_link(self, _: Any, effect: ps.MakeLink) -> None:
         self._peers[effect.link] = effect.member.peer
         self._note_link(effect.link, "a link is being made")
 
-    def _closing_link(self, effect: ps.CloseLink) -> None:
+    def _closing_link(self, _: Any, effect: ps.CloseLink) -> None:
         self._note_link(effect.link, "the link is closed")
         self._closed.append(effect.link)
         if len(self._closed) > LINKS_KEPT:
@@ -185,7 +174,7 @@ class FlightRecorder:
     def _named(self, peer: int) -> str:
         return peer_named(peer, self._facts.name_of(peer))
 
-    def _counted(self, event: events.LinkCounters) -> None:
+    def _counted(self, _: Any, event: events.LinkCounters) -> None:
         self._samples.append((time.monotonic_ns(), self._peers.get(event.link, 0), event))
 
     # What is read.
@@ -223,7 +212,7 @@ class FlightRecorder:
         for row in rows:
             by_name.setdefault(name_of(row), []).append(row)
         launches: dict[Name, Launch] = dict(ended)
-        table = list(self._table.values())
+        table = list(self.table.values())
         for op in table:
             name = self._names.get(op.op)
             if name is not None and name not in launches:
@@ -239,11 +228,8 @@ class FlightRecorder:
         ]
 
 
-_COUNTED = [field.name for field in fields(events.LinkCounters) if field.name not in ("link", "thread")]
-
-
 def _sample(at_ns: int, peer: int, event: events.LinkCounters) -> LinkSample:
-    return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in _COUNTED})
+    return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in events.COUNTERS})
 
 
 # Dumps of the flight recorder to a file.
@@ -266,14 +252,12 @@ _warned_of: set[Path] = set()
 class Dumps:
     """The dumps of one session. Only for the trio thread, except `ask`."""
 
-    def __init__(
-        self, recorder: FlightRecorder, table: dict[int, PendingOp], logger: logging.LoggerAdapter[logging.Logger]
-    ) -> None:
+    def __init__(self, recorder: FlightRecorder, logger: logging.LoggerAdapter[logging.Logger]) -> None:
         """Start the thread, if there is a directory."""
         directory = os.environ.get("PCCL_TRACE_DIR", "")
         self._directory = Path(directory).absolute()  # the program may go elsewhere
         self._recorder = recorder
-        self._table = table
+        self._table = recorder.table
         self._logger = logger
         self._hang_s = number_of("PCCL_TRACE_HANG", HANG_S, 1e9)
         self._asked: list[str] = []
@@ -381,21 +365,13 @@ TRACES_KEPT = 2
 LACK_CHARACTERS_MAX = 500
 
 
-class RecordingParts:
-    """The recording that is being handed out. Only for the trio thread."""
+class RecordingParts(Part):
+    """The recording that is being handed out."""
 
-    def __init__(
-        self,
-        lifetime: Lifetime,
-        take: Callable[[], Recording],
-        send: Callable[[list[m.Message]], None],
-        logger: logging.LoggerAdapter[logging.Logger],
-    ) -> None:
+    def __init__(self, shared: Shared, take: Callable[[], Recording]) -> None:
         """`take` returns the recording, from any thread."""
-        self._lifetime = lifetime
+        super().__init__(shared)
         self._take = take
-        self._send = send
-        self._logger = logger
         self._packed: dict[int, bytes] = {}
         """The recordings of the last traces that have not been fetched wholly."""
 
@@ -436,4 +412,4 @@ class RecordingParts:
             if request.part >= parts - 1:
                 self._packed.pop(request.trace, None)
         answer = m.RecordingPart(request.trace, request.part, parts, received_ns, time.monotonic_ns(), content, lack)
-        self._send([answer])
+        self._master.send([answer])

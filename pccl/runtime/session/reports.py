@@ -8,31 +8,23 @@ status of the run comes from these reports, and so does the search for straggler
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
-import trio
 
 from pccl.protocol.messages import LinkReport, Report
 from pccl.protocol.names import NameOf, peer_named, peers_named
 from pccl.protocol.peer.ops import OpWait
-from pccl.protocol.status import RunStatus
 from pccl.protocol.wait_reasons import (
     UNKNOWN,
     LinkWait,
     LongWait,
     explain_op,
     explain_pair,
-    explain_wait,
     where_to_look,
 )
 from pccl.runtime.data_plane.events import LinkCounters
-from pccl.runtime.network import addresses
-from pccl.runtime.network.clients import NoAnswer, ask
-from pccl.runtime.session.control import Control, MasterConnection
-from pccl.runtime.session.driver import Driver, SessionOptions
 
 REPORT_S = 0.5
 """Time between two reports. With 16 peers that reduce five times a second, they and their master on two busy cores, a
@@ -153,16 +145,11 @@ class WorkCounters:
         return msgspec.structs.replace(made, at_ms=round(now * 1000))
 
 
-# Long waits of a session: warns of ops that do not end, and asks the master what a group call waits for.
+# Long waits of a session: warns of ops that do not end.
 
 TAGS_NAMED_MAX = 4
 SINGLE_MAX = 16
 """Number of ops that are watched one by one at a time."""
-ASKERS = 64
-"""Number of peers of a large run that ask the master at a time, on average."""
-ASK_S = 2.0
-
-_chance = random.SystemRandom()
 
 
 class LongWaits:
@@ -213,17 +200,9 @@ class LongWaits:
             return "the ring to be made, or a group call to end: it has not begun"
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
-    def whom(
-        self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None
-    ) -> str:
-        """Return the peers that an op waits for, by the last counters. Any thread.
-
-        Args:
-            tag: The op's tag.
-            pair: The other peer of a point-to-point op, and whether this side sends.
-            others: The other participants.
-            awaited: Participants that have not launched it, as far as is known; None: all ops are taken together.
-        """
+    def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
+        """Return the peers that an op waits for, by the last counters. `awaited`: the participants that have not
+        launched it, as far as is known; None: all ops are taken together. Any thread."""
         waits = self._counters.waits()
         if pair is not None:
             return explain_pair(*pair, waits, self._name_of)
@@ -263,53 +242,3 @@ def _of_one(wait: LinkWait, is_awaited: bool, is_known: bool) -> LinkWait:
     if is_known and not is_awaited:
         return replace(wait, unheard_ops=0, inbound_ops=0, undone_ops=0)
     return replace(wait, unheard_ops=int(is_awaited))
-
-
-class CallReasons:
-    """Asks the master what group calls wait for. Only for the trio thread.
-
-    In a large run all peers wait for the same one, so each asks with a chance that has about ASKERS ask at a time.
-    """
-
-    def __init__(
-        self,
-        options: SessionOptions,
-        driver: Driver,
-        master: MasterConnection,
-        control: Control,
-        world_size: Callable[[], int],
-    ) -> None:
-        self._options = options
-        self._driver = driver
-        self._master = master
-        self._control = control
-        self._world_size = world_size
-
-    async def of_call(self, kind: str) -> str:
-        """Return what a group call of this kind waits for."""
-        status = await self._status()
-        return explain_wait(status, self._driver.facts.peer, kind) if isinstance(status, RunStatus) else status
-
-    async def of_admission(self) -> str:
-        """Return what this newcomer waits for."""
-        return await self.of_call("")
-
-    async def of_hold(self) -> str | None:
-        """Return what the master that holds this newcomer waits for; None: it does not answer."""
-        status = await self._status()
-        return status.held_for if isinstance(status, RunStatus) else None
-
-    async def _status(self) -> RunStatus | str:
-        """Return the status of the run, or in words what is known without it."""
-        if not self._driver.facts.is_led:
-            tried = self._control.account()
-            return f"a master, for the last one is lost{f' (tried {tried})' if tried else ''}"
-        if _chance.random() * self._world_size() > ASKERS:
-            return "other peers, which have not called it"
-        options, where = self._options, addresses.join(*self._master.address)
-        try:
-            with trio.fail_after(ASK_S):
-                return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
-        except (NoAnswer, trio.TooSlowError) as error:
-            why = str(error) or f"no answer in {ASK_S:g} s"
-            return f"other peers, or their master at {where}, which does not answer: {why}"

@@ -31,15 +31,23 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
-from pccl.runtime.session.control import Control, Heartbeats, MasterConnection
-from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions, loop_has_ended
-from pccl.runtime.session.links import Inbound, Measuring, Outbound
+from pccl.runtime.session.control import CallReasons, Control, Heartbeats
+from pccl.runtime.session.driver import (
+    Driver,
+    Handlers,
+    Lifetime,
+    MasterConnection,
+    SessionError,
+    SessionOptions,
+    Shared,
+    loop_has_ended,
+)
+from pccl.runtime.session.links import Inbound, Outbound
 from pccl.runtime.session.ops import Ops
 from pccl.runtime.session.recorder import Dumps, FlightRecorder, RecordingParts
-from pccl.runtime.session.reports import CallReasons, LongWaits, WorkCounters, interval_s
+from pccl.runtime.session.reports import LongWaits, WorkCounters, interval_s
 from pccl.runtime.session.state_sync import GroupCalls, StateSync
 from pccl.runtime.state.transfer import Transfer
-from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.peer")
@@ -50,7 +58,6 @@ COUNTING_S = 0.02
 """Time that the engine has to count what links have carried."""
 LOSSES_MAX = 1000
 """Number of lost peers that are remembered, with the reasons."""
-NO_ANSWER_MEANS = "a firewall drops it, the host is down, or the address is wrong"
 
 
 class PeerSession:
@@ -80,64 +87,47 @@ class PeerSession:
         """Whether it belongs to the parent of this process."""
         self.installed = trio.Event()
         """Set when the first view is there, or there will be none."""
-        machine = Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
+        self._options = options
+        self._listener = listener
+        self._engine = engine
+        self._machine = machine = Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
-        master = MasterConnection(connection, address)
-        about = AboutLogger(logger, self._about)
-        lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))
-        counters = WorkCounters()
+        self._master = master = MasterConnection(connection, address)
+        self._logger = about = AboutLogger(logger, self._about)
+        self._lifetime = lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))
+        self.over = lifetime.over
+        self._counters = counters = WorkCounters()
+        self._fast_path = FastPath(machine, engine)
+        self.overlapped_waits = OverlappedWaits(self._fast_path.in_ops_ns)
         table: dict[int, PendingOp] = {}
-        fast_path = FastPath(machine, engine)
-        recorder = FlightRecorder(options, machine, table, engine.records)
-        self.ops = Ops(self, lifetime, engine, fast_path, counters, recorder, table)
+        self._recorder = recorder = FlightRecorder(options, machine, table, engine.records)
+        self._dumps = Dumps(recorder, about)
+        self.ops = Ops(self, lifetime, engine, self._fast_path, counters, recorder, table)
         """The ops of this session, for any thread."""
-        self.ops.driver = driver = Driver(machine, fast_path, lifetime, self.ops.hear, master.send)
-        calls = GroupCalls(driver, lifetime)
-        outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
-        state_sync = StateSync(options, driver, lifetime, calls, outbound.dial, counters)
-        heartbeats = Heartbeats(options, driver, lifetime)
-        parts = RecordingParts(lifetime, recorder.recording, master.send, about)
-        control = Control(
-            master, options, masters, self._listen_port, driver, lifetime, heartbeats, parts, about, seek_s
-        )
-        inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
-        measuring = Measuring(driver, lifetime, outbound, about)
-        for part in (self.ops, calls, outbound, state_sync, control, measuring):
-            driver.carry_out(recorder.noting(part.handlers))
+        self._driver = driver = Driver(machine, self._fast_path, lifetime, self.ops.hear, master.send)
+        self.ops.driver = driver
+        shared = Shared(options, about, master, listener, engine, lifetime, driver, counters)
+        self._calls = GroupCalls(shared)
+        self._outbound = Outbound(shared)
+        self._state_sync = StateSync(shared, self._calls, self._outbound.dial)
+        self._heartbeats = Heartbeats(shared)
+        parts = RecordingParts(shared, recorder.recording)
+        self._control = control = Control(shared, masters, self._heartbeats, parts, seek_s)
+        self._inbound = Inbound(shared, self._outbound, self._state_sync, control.until_master_speaks)
+        masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
+        self._long_waits = LongWaits(counters, about, machine.name_of, masters_named)
+        self.call_reasons = CallReasons(shared, control, lambda: self.view.global_world_size if self.view else 1)
         own: Handlers = {
             ps.StartEngine: self._start_engine,
             ps.KeepHeartbeats: self._welcomed,
             ps.Installed: self._installed,
             ps.Ended: self._end,
         }
+        for part in (self.ops, self._calls, self._outbound, self._state_sync, control):
+            driver.carry_out(recorder.noting(part.handlers))
         driver.carry_out(recorder.noting(own))
-        self._recorder = recorder
-        self._dumps = Dumps(recorder, table, about)
-        self.over = lifetime.over
-        self._options = options
-        self._machine = machine
-        self._master = master
-        self._listener = listener
-        self._engine = engine
-        self._lifetime = lifetime
-        self._counters = counters
-        self.overlapped_waits = OverlappedWaits(fast_path.in_ops_ns)
-        self._fast_path = fast_path
-        self._driver = driver
-        self._calls = calls
-        self._outbound = outbound
-        self._state_sync = state_sync
-        self._heartbeats = heartbeats
-        self._control = control
-        self._inbound = inbound
-        self._logger = about
-        self._masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
-        self._long_waits = LongWaits(counters, about, machine.name_of, self._masters_named)
-        self.call_reasons = CallReasons(
-            options, driver, master, control, lambda: self.view.global_world_size if self.view else 1
-        )
         self._abandoning = threading.RLock()
-        lifetime.at_end(lambda _: self.installed.set())
+        self._lifetime.at_end(lambda _: self.installed.set())
 
     # What the public layer calls.
 
@@ -226,7 +216,6 @@ class PeerSession:
         pair, view = op.name[1], self.view
         others = op.ring or (view.ring if view is not None else ())
         return self._long_waits.whom(
-            op.tag,
             None if pair is None else (pair.peer, pair.is_sender),
             [peer for peer in others if peer != self._machine.peer],
             op_records.awaited(self._engine.records(time.monotonic_ns()), op.epoch, op.tag, op.ring),
@@ -260,10 +249,6 @@ class PeerSession:
         known = {"run": machine.run, "view": view.view if view is not None else 0, "group": self._options.group}
         return {**known, "peer": machine.peer} if machine.peer else {"group": self._options.group}
 
-    def _listen_port(self) -> int:
-        port: int = self._listener.getsockname()[1]
-        return port
-
     # Running.
 
     async def run(self) -> None:
@@ -283,7 +268,7 @@ class PeerSession:
                 lifetime.nursery = nursery
                 clock, reports = self._driver.watch_clock, self._keep_reporting
                 for task in (control.follow_masters, self._inbound.accept, clock, reports, self._dumps.watch):
-                    start_task(nursery, lifetime.contained, task)
+                    lifetime.start(nursery, task)
                 await lifetime.ended.wait()
                 if (failure := lifetime.failure) is not None:
                     await self._dumps.last("" if failure.result is Result.NOT_INITIALIZED else failure.message)
@@ -395,15 +380,6 @@ class PeerSession:
         self._lifetime.fail(effect.code, effect.reason)
 
 
-async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.MasterMessage]:
-    """Return a connection to a master. ConnectionLost."""
-    try:
-        with trio.fail_after(dial_s):
-            return await dial_control(*address, m.MasterMessage, options.system.dial)
-    except trio.TooSlowError:
-        raise ConnectionLost(f"no answer to a connection within {dial_s:.2g} s: {NO_ANSWER_MEANS}") from None
-
-
 async def open_session(
     masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf"), seek_s: float = 0.0
 ) -> PeerSession:
@@ -414,7 +390,7 @@ async def open_session(
     while connection is None:
         address = search.next(0.0).address
         try:
-            connection = await _dial_master(address, options, dial_s)
+            connection = await dial_control(*address, m.MasterMessage, options.system.dial, dial_s)
         except ConnectionLost as error:
             search.failed(address, str(error))
             if not search.are_all_asked:

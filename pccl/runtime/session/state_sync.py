@@ -15,8 +15,7 @@ from pccl.protocol.codec import encode
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
 from pccl.runtime.network.handshake import EncryptedStream
-from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions
-from pccl.runtime.session.reports import WorkCounters
+from pccl.runtime.session.driver import Part, SessionError, Shared
 from pccl.runtime.state.tensor_blocks import StoreError
 from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
@@ -69,28 +68,17 @@ class Syncing:
             scope.cancel()
 
 
-class StateSync:
-    """This peer's part in `sync_shared_state`. Only for the trio thread."""
+class StateSync(Part):
+    """This peer's part in `sync_shared_state`."""
 
-    def __init__(
-        self,
-        options: SessionOptions,
-        driver: Driver,
-        lifetime: Lifetime,
-        calls: GroupCalls,
-        dial: Dial,
-        counters: WorkCounters,
-    ) -> None:
+    def __init__(self, shared: Shared, calls: GroupCalls, dial: Dial) -> None:
+        super().__init__(shared)
         self.current: Syncing | None = None
         """The call under way."""
-        self._options = options
-        self._driver = driver
-        self._lifetime = lifetime
         self._calls = calls
         self._dial = dial
-        self._counters = counters
-        self.handlers: Handlers = {ps.RunSync: self._run_sync}
-        lifetime.at_end(lambda _: self._interrupt())
+        self.handlers = {ps.RunSync: self._run_sync}
+        self._lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
         """Make the group call with this peer's part of it and return the elected revision. SessionError; what was
@@ -208,16 +196,15 @@ class _PendingCall:
     result: ps.CallResult | None = None
 
 
-class GroupCalls:
-    """The group calls under way. Only for the trio thread."""
+class GroupCalls(Part):
+    """The group calls under way."""
 
-    def __init__(self, driver: Driver, lifetime: Lifetime) -> None:
-        self._driver = driver
-        self._lifetime = lifetime
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._numbers = itertools.count(1)
         self._calls: dict[int, _PendingCall] = {}
-        self.handlers: Handlers = {ps.CallResult: self._call_result}
-        lifetime.at_end(self._end)
+        self.handlers = {ps.CallResult: self._call_result}
+        self._lifetime.at_end(self._end)
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import select
 import signal
@@ -31,7 +30,6 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.extension import lib
 from pccl.runtime.threads import tasks, waking
 from pccl.runtime.threads.waking import Latch, Waker
@@ -40,9 +38,6 @@ logger = logging.getLogger("pccl")
 
 INTERRUPT_GRACE_S = 0.5
 EXIT_GRACE_S = 3.0
-PULSE_S = 1.0
-"""Time for a trio thread to call a function, unless it is blocked."""
-STUCK = "pccl's own thread, which makes no progress: something blocks it, such as a logging handler that blocks"
 
 T = TypeVar("T")
 
@@ -114,11 +109,6 @@ class _Job:
         self.is_cancelled = True
         if self.scope is not None:
             self.scope.cancel()
-
-
-def _say(text: str) -> None:
-    """Log a line about a long wait from a thread of its own, for what holds up one thread may hold up this one."""
-    threading.Thread(target=lambda: logger.warning("%s", text), name="pccl says", daemon=True).start()
 
 
 def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -210,7 +200,7 @@ class Portal:
         has_decided = False
         try:
             self._start(job, function, args)  # a signal may come when it has been queued already
-            finished = self._wait(job, timeout_s)
+            finished = job.done.wait(timeout_s)
             if not finished:
                 self.post(job.cancel)
             has_decided = True
@@ -238,25 +228,6 @@ class Portal:
             raise
         value: T = job.outcome()
         return value
-
-    def _wait(self, job: _Job, timeout_s: float | None) -> bool:
-        """Wait for a job. Return False if the time passed first. What a job waits for its task tells; here it is told
-        if the trio thread does not run at all."""
-        began_s = time.monotonic()
-        end_s = math.inf if timeout_s is None else began_s + timeout_s
-        wait = LongWait("a call", began_s)
-        while not job.done.wait(max(0.0, min(wait.due_at, end_s) - time.monotonic())):
-            now = time.monotonic()
-            if now >= end_s:
-                return False
-            if wait.is_due(now):
-                pulse = Latch()
-                self.post(pulse.set)
-                if not pulse.wait(min(PULSE_S, end_s - now)) and not job.done.is_set():
-                    _say(wait.warning(now, STUCK, f"`py-spy dump --pid {os.getpid()}` shows where it is"))
-        if wait.is_told:
-            _say(wait.ending(time.monotonic()))
-        return True
 
     def stop(self) -> None:
         self.post(self._stop.set)

@@ -1,4 +1,4 @@
-"""Sockets that a forked child closes its copies of, and the name of the process's clock.
+"""Sockets that a forked child closes its copies of, the name of the process's clock, and numbers in its environment.
 
 A copy in a child that lives on (a dataloader's worker) keeps the connection open when the parent closes it or dies. The
 engine and the heartbeat thread close what they hold; this is for sockets that Python holds: half-made links,
@@ -7,10 +7,13 @@ unauthenticated connections, state transfers.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import weakref
 from typing import Any
+
+logger = logging.getLogger("pccl")
 
 _sockets: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -41,3 +44,25 @@ def clock_name() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/time')}"
     except OSError:
         return f"{socket.gethostname()}/{os.getpid()}"
+
+
+_warned_of: set[str] = set()
+"""Warnings that this process has logged."""
+
+
+def number_of(name: str, default: float, most: float) -> float:
+    """Return the number in an environment variable, from 0 to `most`; the default if it is not set or invalid."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value <= most:
+        return value
+    warning = f"{name}={text}: not a number from 0 to {most:.10g}; {default:.10g} is used"
+    if warning not in _warned_of:
+        _warned_of.add(warning)
+        logger.warning("%s", warning)
+    return default

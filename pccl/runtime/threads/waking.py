@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -132,11 +133,6 @@ class _AsyncioWaker:
             raise cancellation
 
 
-# An event that happens once, and that may be waited for where a signal handler raises.
-
-LOOK_UP_S = 0.5
-
-
 class Latch:
     """An event that happens once. Thread-safe; usable after a fork, too."""
 
@@ -162,6 +158,9 @@ class Latch:
         return self._is_set or wait_any((self,), timeout_s)
 
 
+_IS_SET = attrgetter("_is_set")
+
+
 def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
     """Wait until one of the latches is set. Return False if the time passed first."""
     lock = threading.Lock()
@@ -170,7 +169,7 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
         latch._waiters.append(lock)
     # From here on either `set` finds the lock, or we find that it was called.
     end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while not any(latch._is_set for latch in latches):
+    while not any(map(_IS_SET, latches)):
         rest_s = end_s - time.monotonic()
         if rest_s <= 0 or lock.acquire(timeout=min(rest_s, LOOK_UP_S)):
             break
@@ -178,12 +177,11 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
         if lock in latch._waiters:
             with suppress(ValueError):  # `set` was faster
                 latch._waiters.remove(lock)
-    return any(latch._is_set for latch in latches)
+    return any(map(_IS_SET, latches))
 
 
-# Warnings of long waits in a trio run (`protocol.long_wait`).
+# Warnings of long waits in a trio run (`protocol.wait_reasons`).
 
-LOOK_S = 1.0
 REASON_S = 3.0
 """Time that a reason may take."""
 
@@ -200,58 +198,25 @@ class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio'
     reason: Reason
     logger: Logger
     schedule: LongWait = field(init=False)
-    is_over: bool = field(init=False, default=False)
+    _scope: trio.CancelScope = field(init=False, default_factory=trio.CancelScope)
 
     def __enter__(self) -> None:
         self.schedule = self.what if isinstance(self.what, LongWait) else LongWait(self.what, trio.current_time())
-        board = _board()
-        board.waits[self] = None
-        if not board.is_looking:
-            board.is_looking = True
-            trio.lowlevel.spawn_system_task(_look, board)
+        trio.lowlevel.spawn_system_task(self._warn)
 
     def __exit__(self, *_: object) -> None:
-        self.is_over = True
-        _board().waits.pop(self, None)
+        self._scope.cancel()
         if self.schedule.is_told:
             self.logger.warning("%s", self.schedule.ending(trio.current_time()))
 
-
-@dataclass(eq=False)
-class _Board:
-    """The waits of one trio run."""
-
-    waits: dict[waiting, None] = field(default_factory=dict)
-    is_looking: bool = False
-
-
-_boards: trio.lowlevel.RunVar[_Board] = trio.lowlevel.RunVar("pccl_waits")
-
-
-def _board() -> _Board:
-    try:
-        return _boards.get()
-    except LookupError:
-        _boards.set(board := _Board())
-        return board
-
-
-async def _look(board: _Board) -> None:
-    """Warn of long waits until the last wait is over."""
-    try:
-        while board.waits:
-            await trio.sleep(LOOK_S)
-            now = trio.current_time()
-            for wait in list(board.waits):
-                if wait.schedule.is_due(now):
-                    trio.lowlevel.spawn_system_task(_warn, wait)
-    finally:
-        board.is_looking = False
-
-
-async def _warn(wait: waiting) -> None:
-    whom, where = "a reason that could not be found in time", "look at the master"
-    with suppress(Exception), trio.move_on_after(REASON_S):  # a warning must not end anything
-        whom, where = await wait.reason()
-    if not wait.is_over:
-        wait.logger.warning("%s", wait.schedule.warning(trio.current_time(), whom, where))
+    async def _warn(self) -> None:
+        """Warn whenever it is time, until the wait is over."""
+        with self._scope:
+            while True:
+                await trio.sleep_until(self.schedule.due_at)
+                if not self.schedule.is_due(trio.current_time()):
+                    continue
+                whom, where = "a reason that could not be found in time", "look at the master"
+                with suppress(Exception), trio.move_on_after(REASON_S):  # a warning must not end anything
+                    whom, where = await self.reason()
+                self.logger.warning("%s", self.schedule.warning(trio.current_time(), whom, where))

@@ -185,7 +185,7 @@ def test_detach_of_an_unknown_op(threads: int) -> None:
     engines = Engine(0)
     try:
         engines.divide(threads)
-        engines.detach_from(7)
+        engines.detach(7)
         found: list[EngineEvent] = []
         until(lambda: found.extend(engines.events()) or bool(found), "it is reported")
         assert found == [OpDetached(7)]
@@ -333,7 +333,7 @@ def test_a_closed_engine_is_not_called() -> None:
         lambda: engine.freeze(1),
         lambda: engine.freeze_op(1),
         lambda: engine.forget_ops(1, 0, range(1)),
-        lambda: engine.detach_from(1),
+        lambda: engine.detach(1),
         lambda: engine.set_link_timeout(1.0),
         lambda: engine.count_link(1),
         lambda: engine.link_close(1),

@@ -9,11 +9,7 @@ from pccl.runtime.extension import lib
 
 
 def row(**known: int) -> op_records.Row:
-    values = [0] * len(op_records.COLUMNS.names or ())
-    made = op_records.Row(values)
-    for name, value in known.items():
-        setattr(made, name, value)
-    return made
+    return op_records.Row(**{**dict.fromkeys(op_records.NAMES, 0), **known})
 
 
 @pytest.mark.parametrize("is_ended_by_the_engine", [False, True])

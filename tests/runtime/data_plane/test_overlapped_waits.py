@@ -15,11 +15,6 @@ from pccl.runtime.data_plane import overlapped_waits
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from tests.support.cluster import SUM, Background, ones, run_of, until
 
-
-def never() -> bool:
-    return False
-
-
 STATS = {"in_ops_us": 100, "op_wait_us": 7, "late_ms": 3}
 
 
@@ -45,26 +40,26 @@ def test_waits_count_once_however_many_there_are(clock: Clock) -> None:
     assert waits.added_to(STATS) == STATS
     for op, now_us in ((1, 6_000), (2, 7_000)):
         clock.now_us = now_us
-        waits.begin(op, never)
+        waits.begin(op)
     clock.now_us = 7_500
     assert waits.added_to(STATS) == {"in_ops_us": 1_600, "op_wait_us": 1_500, "late_ms": 3}
-    waits.end(1, is_over=True)
+    waits.end(1)
     assert waits.added_to(STATS) == {"in_ops_us": 1_600, "op_wait_us": 500, "late_ms": 3}
     clock.now_us = 8_000
-    waits.end(2, is_over=True)
+    waits.end(2)
     clock.now_us = 9_000
     assert waits.added_to(STATS) == {"in_ops_us": 2_100, "op_wait_us": 7, "late_ms": 3}
 
 
 def test_an_op_is_waited_for_until_the_last_of_its_callers_gives_up(clock: Clock) -> None:
     waits = OverlappedWaits()
-    waits.begin(1, never)
+    waits.begin(1)
     clock.now_us += 10
-    waits.begin(1, never)
-    waits.end(1, is_over=False)
+    waits.begin(2)
+    waits.end(1)
     clock.now_us += 10
     assert waits.added_to(STATS)["in_ops_us"] == 120
-    waits.end(1, is_over=False)
+    waits.end(2)
     clock.now_us += 10
     assert waits.added_to(STATS)["in_ops_us"] == 120
 
@@ -72,11 +67,11 @@ def test_an_op_is_waited_for_until_the_last_of_its_callers_gives_up(clock: Clock
 def test_what_the_engine_times_does_not_count_twice(clock: Clock) -> None:
     engine_us = 0
     waits = OverlappedWaits(lambda: 1000 * engine_us)
-    waits.begin(1, never)
+    waits.begin(1)
     clock.now_us += 100
     engine_us += 70  # another thread was in an op
     assert waits.added_to({"in_ops_us": engine_us, "op_wait_us": 0})["in_ops_us"] == 100
-    waits.end(1, is_over=True)
+    waits.end(1)
     clock.now_us += 100
     engine_us += 50
     assert waits.added_to({"in_ops_us": engine_us, "op_wait_us": 0})["in_ops_us"] == 150
@@ -85,27 +80,11 @@ def test_what_the_engine_times_does_not_count_twice(clock: Clock) -> None:
 def test_only_waits_count_where_a_caller_polls(clock: Clock) -> None:
     waits = OverlappedWaits()
     for _ in range(3):
-        waits.begin(1, never)
+        waits.begin(1)
         clock.now_us += 100
-        waits.end(1, is_over=False)
+        waits.end(1)
         clock.now_us += 900
     assert waits.added_to(STATS) == {"in_ops_us": 400, "op_wait_us": 7, "late_ms": 3}
-
-
-def test_whoever_a_signal_takes_away_before_it_says_so_waits_until_its_op_is_over_at_most(clock: Clock) -> None:
-    waits, over = OverlappedWaits(), threading.Event()
-    waits.begin(1, over.is_set)
-    waits.begin(1, over.is_set)
-    waits.end(1, is_over=False)  # and the other one never says so
-    clock.now_us += 100
-    assert waits.added_to(STATS)["in_ops_us"] == 200
-    over.set()
-    assert waits.added_to(STATS)["in_ops_us"] == 200
-    waits.begin(1, over.is_set)  # it had looked before it was over
-    clock.now_us += 100
-    in_ops_us = waits.added_to(STATS)["in_ops_us"]
-    clock.now_us += 100
-    assert waits.added_to(STATS) == {**STATS, "in_ops_us": in_ops_us}
 
 
 def test_a_signal_handler_may_close_the_communicator_within_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from pccl.protocol.peer.effects import SubmitOp
-from pccl.runtime.data_plane.engine import StagedOps, Verdict
+from pccl.runtime.data_plane.engine import Engine, StagedOps, Verdict
 from pccl.runtime.data_plane.events import EngineEvent, OpDetached, OpDone, OpEnded, OpFrozen, OpRefused
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import DataType, ReduceOp
@@ -16,9 +17,9 @@ OP = 7
 BUFFERS = Buffers(64, 64, 3, None)
 
 
-class Engine(StagedOps):
+class Played:
     def __init__(self) -> None:
-        super().__init__()
+        self.staged = StagedOps(cast(Engine, self))
         self.submitted: list[OpSpec] = []
         self.ended: list[Verdict] = []
         self.frozen: list[int] = []
@@ -31,25 +32,25 @@ class Engine(StagedOps):
         if spec.tag < 0:
             raise ValueError("tag")
 
-    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
         if not self.has_memory:
             raise MemoryError("engine submit")
         self.submitted.append(spec)
 
-    def _end(self, op: int, verdict: Verdict) -> None:
+    def end(self, op: int, verdict: Verdict) -> None:
         self.ended.append(verdict)
 
-    def _freeze_op(self, op: int) -> None:
+    def freeze_op(self, op: int) -> None:
         self.frozen.append(op)
 
-    def _detach(self, op: int) -> None:
+    def detach(self, op: int) -> None:
         self.detached.append(op)
 
-    def _events(self) -> list[EngineEvent]:
+    def events(self) -> list[EngineEvent]:
         coming, self.coming = self.coming, []
-        return coming
+        return self.staged.events(coming)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         self.woken += 1
 
 
@@ -73,8 +74,8 @@ class Source:
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
+def engine() -> Played:
+    return Played()
 
 
 @pytest.fixture
@@ -82,60 +83,51 @@ def source() -> Source:
     return Source()
 
 
-def submit(engine: Engine, source: Source | None, tag: int = 5) -> None:
+def submit(engine: Played, source: Source, tag: int = 5) -> None:
     launch = SubmitOp(OP, 3, tag, 0, 0, 2, (0, 9), True, True, (1, 2))
-    spec = OpSpec(tag, DataType.FLOAT, ReduceOp.SUM, None, Buffers(0, 0, 3, None), source=source)
-    engine.submit(launch, spec)
+    spec = OpSpec(tag, DataType.FLOAT, ReduceOp.SUM, None, Buffers(0, 0, 3, None))
+    engine.staged.submit(launch, spec, source)
 
 
-def test_arrays_in_memory_are_submitted_at_once(engine: Engine) -> None:
-    submit(engine, None)
-    assert len(engine.submitted) == 1
-    engine.freeze_op(OP)
-    engine.detach_from(OP)
-    engine.end(OP, Verdict.ABORT)
-    assert (engine.frozen, engine.detached, engine.ended) == ([OP], [OP], [Verdict.ABORT])
-
-
-def test_op_starts_when_its_input_has_arrived(engine: Engine, source: Source) -> None:
+def test_op_starts_when_its_input_has_arrived(engine: Played, source: Source) -> None:
     submit(engine, source)
     assert engine.events() == []
     assert not engine.submitted
     source.arrived(BUFFERS)
     assert engine.woken == 1
     assert engine.events() == []
-    assert [(spec.buffers, spec.source) for spec in engine.submitted] == [(BUFFERS, None)]
+    assert [spec.buffers for spec in engine.submitted] == [BUFFERS]
     engine.coming = [OpDone(OP, 1, 2)]
     assert engine.events() == [OpDone(OP, 1, 2)]
-    engine.end(OP, Verdict.COMMIT)
+    engine.staged.end(OP, Verdict.COMMIT)
     engine.coming = [OpEnded(OP, 1, 2)]
     assert engine.events() == [OpEnded(OP, 1, 2)]
-    assert not engine._staged
+    assert not engine.staged.ops
 
 
-def test_invalid_arguments_are_refused_before_the_copy(engine: Engine, source: Source) -> None:
+def test_invalid_arguments_are_refused_before_the_copy(engine: Played, source: Source) -> None:
     with pytest.raises(ValueError, match="tag"):
         submit(engine, source, tag=-1)
     assert not hasattr(source, "arrived")
 
 
-def test_device_error_refuses_the_op(engine: Engine, source: Source) -> None:
+def test_device_error_refuses_the_op(engine: Played, source: Source) -> None:
     submit(engine, source)
     source.arrived(RuntimeError("broken"))
     assert engine.events() == [OpRefused(OP, "RuntimeError: broken")]
-    assert not engine._staged
+    assert not engine.staged.ops
 
 
-def test_no_memory_refuses_the_op(engine: Engine, source: Source) -> None:
+def test_no_memory_refuses_the_op(engine: Played, source: Source) -> None:
     submit(engine, source)
     engine.has_memory = False
     source.arrived(BUFFERS)
     assert engine.events() == [OpRefused(OP, "out of memory: engine submit")]
 
 
-def test_abort_before_the_input_arrives(engine: Engine, source: Source) -> None:
+def test_abort_before_the_input_arrives(engine: Played, source: Source) -> None:
     submit(engine, source)
-    engine.end(OP, Verdict.ABORT)
+    engine.staged.end(OP, Verdict.ABORT)
     assert source.is_abandoned
     assert engine.events() == [OpEnded(OP, 0, 0)]
     source.arrived(BUFFERS)
@@ -144,37 +136,37 @@ def test_abort_before_the_input_arrives(engine: Engine, source: Source) -> None:
     assert not engine.ended
 
 
-def test_freeze_before_the_input_arrives(engine: Engine, source: Source) -> None:
+def test_freeze_before_the_input_arrives(engine: Played, source: Source) -> None:
     submit(engine, source)
-    engine.freeze_op(OP)
+    engine.staged.freeze_op(OP)
     assert engine.events() == [OpFrozen(OP)]
     source.arrived(BUFFERS)
-    engine.end(OP, Verdict.ABORT)
+    engine.staged.end(OP, Verdict.ABORT)
     assert engine.events() == [OpEnded(OP, 0, 0)]
     assert not engine.submitted
     assert not engine.frozen
 
 
-def test_freeze_and_commit_after_the_input_has_arrived(engine: Engine, source: Source) -> None:
+def test_freeze_and_commit_after_the_input_has_arrived(engine: Played, source: Source) -> None:
     submit(engine, source)
     source.arrived(BUFFERS)
     engine.events()
-    engine.freeze_op(OP)
-    engine.end(OP, Verdict.COMMIT_BY_ALL)
+    engine.staged.freeze_op(OP)
+    engine.staged.end(OP, Verdict.COMMIT_BY_ALL)
     assert (engine.frozen, engine.ended) == ([OP], [Verdict.COMMIT_BY_ALL])
-    assert not engine._staged
+    assert not engine.staged.ops
 
 
-def test_detach_waits_for_the_device(engine: Engine, source: Source) -> None:
+def test_detach_waits_for_the_device(engine: Played, source: Source) -> None:
     submit(engine, source)
-    engine.detach_from(OP)
+    engine.staged.detach(OP)
     assert engine.events() == []
     source.released[0]()
     assert engine.events() == [OpDetached(OP)]
     assert not engine.detached
 
 
-def test_close_stops_copies(engine: Engine, source: Source) -> None:
+def test_close_stops_copies(engine: Played, source: Source) -> None:
     submit(engine, source)
-    engine.close()
+    engine.staged.close()
     assert source.is_abandoned

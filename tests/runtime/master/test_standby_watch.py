@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from pccl.runtime.master import standby_watch
+from pccl.runtime.master import server
 
 OTHER = ("198.18.0.1", 48148)
 
@@ -25,9 +25,9 @@ async def logged(
         await trio.lowlevel.checkpoint()
         return SimpleNamespace(run=next(runs), term=3, members=[SimpleNamespace(state="accepted")])
 
-    monkeypatch.setattr(standby_watch, "ask", ask)
+    monkeypatch.setattr(server, "ask", ask)
     with caplog.at_level(logging.INFO, logger="pccl.master"), trio.move_on_after(len(theirs) - 0.5):
-        await standby_watch.watch([OTHER], "", None, 1.0, lambda _: None, lambda: own)
+        await server.watch([OTHER], "", None, 1.0, lambda _: None, lambda: own)
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
@@ -56,14 +56,14 @@ def test_silent_master_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         asked += 1
         await trio.lowlevel.checkpoint()
         if asked < 36:
-            raise standby_watch.NoAnswer("nobody is there")
+            raise server.NoAnswer("nobody is there")
         return SimpleNamespace(run="r", term=3, members=[])
 
     async def watch() -> None:
         with caplog.at_level(logging.WARNING, logger="pccl.master"), trio.move_on_after(40):
-            await standby_watch.watch([OTHER], "", None, 1.0, lambda _: None, lambda: "")
+            await server.watch([OTHER], "", None, 1.0, lambda _: None, lambda: "")
 
-    monkeypatch.setattr(standby_watch, "ask", ask)
+    monkeypatch.setattr(server, "ask", ask)
     trio.run(watch, clock=trio.testing.MockClock(autojump_threshold=0))
     first, second, over = (record.getMessage() for record in caplog.records)
     what = "for the master at 198.18.0.1:48148 (nobody is there); `pccl doctor 198.18.0.1:48148`"

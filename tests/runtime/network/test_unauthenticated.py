@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from pccl.runtime.network.accepting import Unauthenticated, source_of
-from pccl.runtime.network.log_limiter import LINES_MAX, WINDOW_S, LogLimiter
+from pccl.runtime.network.accepting import LINES_MAX, WINDOW_S, LogLimiter, Unauthenticated, source_of
 
 
 class Port:

@@ -36,8 +36,8 @@ def session(peer: int, times: int = 1, reason: str = "over") -> None:
     """A session that ends with a failure, unless `reason` is empty, and makes its dumps."""
     host = socket.gethostname()
     recording = Recording("run", peer, 0, "name", host, os.getpid(), "clock", 1, 1)
-    recorder = SimpleNamespace(recording=lambda _: recording)
-    made = Dumps(cast(Any, recorder), {}, LOGGER)
+    recorder = SimpleNamespace(recording=lambda _: recording, table={})
+    made = Dumps(cast(Any, recorder), LOGGER)
     try:
         for _ in range(times):
             trio.run(made.last, reason)
@@ -112,8 +112,8 @@ def test_a_session_that_ends_before_a_dump_is_made_makes_it(
         written.append(reason)
         return Recording("run", 1, 0, "name", "host", 7, "clock", 1, 1)
 
-    recorder = SimpleNamespace(recording=recorded)
-    made = Dumps(cast(Any, recorder), {}, LOGGER)
+    recorder = SimpleNamespace(recording=recorded, table={})
+    made = Dumps(cast(Any, recorder), LOGGER)
 
     async def end() -> None:
         async with trio.open_nursery() as nursery:

@@ -21,14 +21,18 @@ def test_links_that_are_closed_are_forgotten_after_a_while() -> None:
         {ps.MakeLink: lambda _, effect: done.append(effect), ps.CloseLink: lambda _, effect: done.append(effect)}
     )
 
+    def carry_out(effect: object) -> None:
+        for handler in handlers[type(effect)]:
+            handler(NOBODY, effect)
+
     def make(link: int) -> None:
         member = cast(Any, SimpleNamespace(peer=7))
-        handlers[ps.MakeLink](NOBODY, ps.MakeLink(link, member, 1, 1, True, 1.0, 1.0))
+        carry_out(ps.MakeLink(link, member, 1, 1, True, 1.0, 1.0))
 
     make(0)
     for link in range(1, 3 * LINKS_KEPT):
         make(link)
-        handlers[ps.CloseLink](NOBODY, ps.CloseLink(link))
+        carry_out(ps.CloseLink(link))
     assert len(recorder._peers) == LINKS_KEPT + 1
     assert {0, 3 * LINKS_KEPT - 1} <= recorder._peers.keys()
     assert len(done) == 6 * LINKS_KEPT - 1

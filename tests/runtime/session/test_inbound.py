@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.runtime.session.driver import SessionOptions
+from pccl.runtime.session.driver import SessionOptions, Shared
 from pccl.runtime.session.links import Inbound
 
 NOBODY = cast(Any, None)
@@ -24,7 +24,8 @@ def refusal(opening: m.PeerOpening, encrypt: bool = False, is_optimizing: bool =
     facts = SimpleNamespace(run=RUN, peer=PEER, is_optimizing=is_optimizing)
     options = SessionOptions(0, 1, token="secret", encrypt=encrypt)
     driver: Any = SimpleNamespace(facts=facts)
-    inbound = Inbound(NOBODY, options, driver, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY)
+    shared = Shared(options, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, driver, NOBODY)
+    inbound = Inbound(shared, NOBODY, NOBODY, NOBODY)
     return inbound._refusal(opening, KEYS if has_keys else None) or ""
 
 

@@ -39,8 +39,8 @@ def test_no_other_error_of_a_start_is_swallowed(monkeypatch: pytest.MonkeyPatch)
         lifetime = Lifetime(logging.LoggerAdapter(logging.getLogger("pccl.peer")), lambda _: None)
         async with trio.open_nursery() as nursery:
             lifetime.nursery = nursery
+            monkeypatch.setattr(lifetime, "start", fail)
             with pytest.raises(RuntimeError, match="something else"):
                 lifetime.spawn(trio.sleep, 0)
 
-    monkeypatch.setattr("pccl.runtime.session.driver.start_task", fail)
     trio.run(body)

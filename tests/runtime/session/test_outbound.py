@@ -31,12 +31,18 @@ class Played:
         self.dialled_s: list[float] = []
         self.taken: list[int] = []
         self.answers: Callable[[], bool] = lambda: False
-        lifetime: Any = SimpleNamespace(spawn=lambda function, *arguments: nursery.start_soon(function, *arguments))
-        driver: Any = SimpleNamespace(facts=SimpleNamespace(run="run", peer=1))
-        engine: Any = SimpleNamespace(link_close=lambda link: None)
-        logger = AboutLogger(logging.getLogger("pccl.peer"), dict)
         self.counters = WorkCounters()
-        self.outbound = Outbound(SessionOptions(0, 1), driver, lifetime, engine, self.counters, logger, lambda: "")
+        shared: Any = SimpleNamespace(
+            options=SessionOptions(0, 1),
+            logger=AboutLogger(logging.getLogger("pccl.peer"), dict),
+            master=SimpleNamespace(host=""),
+            listener=None,
+            engine=SimpleNamespace(link_close=lambda link: None),
+            lifetime=SimpleNamespace(spawn=lambda function, *arguments: nursery.start_soon(function, *arguments)),
+            driver=SimpleNamespace(facts=SimpleNamespace(run="run", peer=1)),
+            counters=self.counters,
+        )
+        self.outbound = Outbound(shared)
         self.outbound._making[LINK] = []
         monkeypatch.setattr(links, "dial_within", self._dial)
         monkeypatch.setattr(self.outbound, "take_connection", lambda link, index, sock, keys: self.taken.append(index))

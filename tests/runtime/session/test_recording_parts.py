@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, decode_body, encode
 from pccl.protocol.recording import Recording, unpack
-from pccl.runtime.session.driver import Lifetime
+from pccl.runtime.session.driver import Shared
 from pccl.runtime.session.recorder import RecordingParts
 
 RECORDING = Recording("run", 1, 0, "name " * 1000, "host", 1, "clock", 1, 1)
@@ -24,9 +25,12 @@ class Session:
     def __init__(self, take: Callable[[], Recording]) -> None:
         self.said: list[m.RecordingPart] = []
         self._tasks: list[Callable[[], Awaitable[None]]] = []
-        lifetime = cast(Lifetime, self)
+        lifetime = cast(Any, self)
         logger = logging.LoggerAdapter(logging.getLogger("pccl.peer"))
-        self.parts = RecordingParts(lifetime, take, lambda messages: self.said.extend(cast(Any, messages)), logger)
+        master: Any = SimpleNamespace(send=self.said.extend)
+        nobody = cast(Any, None)
+        shared = Shared(nobody, logger, master, nobody, nobody, lifetime, nobody, nobody)
+        self.parts = RecordingParts(shared, take)
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         self._tasks.append(lambda: function(*args))

@@ -19,7 +19,7 @@ import trio
 from pccl import DataType, _arrays
 from pccl._arrays import Operand
 from pccl.devices import staging
-from pccl.devices.host_memory import HostPool
+from pccl.devices.device import HostPool
 from tests.simulation.session.checks import Array
 from tests.simulation.session.heartbeats import Spawn
 

@@ -24,7 +24,7 @@ import trio
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer.effects import SubmitOp
-from pccl.runtime.data_plane.engine import EngineFastPath, StagedOps, Verdict
+from pccl.runtime.data_plane.engine import EngineFastPath, Verdict
 from pccl.runtime.data_plane.events import (
     READERS,
     EngineEvent,
@@ -111,11 +111,10 @@ class _Op:
         return total.tobytes()
 
 
-class SimEngine(StagedOps):
+class SimEngine:
     """The engine of a session: see `pccl.runtime.data_plane.engine.Engine`."""
 
     def __init__(self, group: int, segment_bytes: int, chance: random.Random, spawn: Spawn) -> None:
-        super().__init__()
         self._group = group
         self._segment_bytes = segment_bytes
         self._random = chance
@@ -151,25 +150,25 @@ class SimEngine(StagedOps):
     def check(self, launch: SubmitOp, spec: OpSpec) -> None:
         self._request.fill(launch, spec)
 
-    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
         self._request.fill(launch, spec)
         spec = spec.placed(launch.rank, launch.world_size)
         op = self._op(launch, spec)
         self._command(lambda: self._take_up(op, spec))
 
-    def _end(self, op: int, verdict: Verdict) -> None:
+    def end(self, op: int, verdict: Verdict) -> None:
         self._command(lambda: self._end_op(op, verdict))
 
     def freeze(self, epoch: int) -> None:
         self._command(lambda: self._freeze(epoch))
 
-    def _freeze_op(self, op: int) -> None:
+    def freeze_op(self, op: int) -> None:
         self._command(lambda: self._stop_op(op))
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         self._command(lambda: [self._parked.pop((epoch, tag, use), None) for use in uses] and None)
 
-    def _detach(self, op: int) -> None:
+    def detach(self, op: int) -> None:
         self._command(lambda: self._detach_op(op))
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
@@ -190,7 +189,7 @@ class SimEngine(StagedOps):
     def stats(self) -> dict[str, int]:
         return dict.fromkeys((name for name, _ in ffi.typeof("pccl_engine_stats").fields), 0)
 
-    def _events(self) -> list[EngineEvent]:
+    def events(self) -> list[EngineEvent]:
         if self.is_closed:
             raise EngineFailedError("the engine is closed")
         self._mailbox.empty()
@@ -202,7 +201,6 @@ class SimEngine(StagedOps):
         if self.is_closed:
             return
         self.is_closed = True
-        super().close()
         self._scope.cancel()
         for op in self._ops.values():
             op.write(op.before)
@@ -229,7 +227,7 @@ class SimEngine(StagedOps):
                 self._has_commands = trio.Event()
                 await self._has_commands.wait()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if not self.is_closed:
             self._mailbox.wake()
 
