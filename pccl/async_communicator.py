@@ -132,16 +132,19 @@ class AsyncCommunicator(CommunicatorBase):
         retry = Retry(self._inner, descriptors, max_in_flight, timeout)
         self._is_at_home("all_reduce_multiple_with_retry")
         try:
-            while retry.launch():
-                await PendingOp.async_wait_any(retry.in_flight, retry.left_s)
-                retry.collect()
-            return retry.info()
-        except PCCLError as error:
-            retry.cancel()
-            await _wait_all(retry.in_flight, CANCEL_GRACE_S)
-            for op in retry.in_flight:
-                await op.async_reclaim()
-            return retry.outcome(error)
+            try:
+                while retry.launch():
+                    await PendingOp.async_wait_any(retry.in_flight, retry.left_s)
+                    retry.collect()
+                return retry.info()
+            except PCCLError as error:
+                retry.cancel()
+                await _wait_all(retry.in_flight, CANCEL_GRACE_S)
+                for op in retry.in_flight:
+                    await op.async_reclaim()
+                return retry.outcome(error)
+        except PCCLError:
+            raise
         except BaseException:
             cancel(retry.session, retry.in_flight)
             for op in retry.in_flight:

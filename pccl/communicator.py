@@ -543,16 +543,19 @@ class Communicator(CommunicatorBase):
         """
         retry = Retry(self._inner, descriptors, max_in_flight, timeout)
         try:
-            while retry.launch():
-                PendingOp.wait_any(retry.in_flight, retry.left_s)
-                retry.collect()
-            return retry.info()
-        except PCCLError as error:
-            retry.cancel()
-            wait_all(retry.in_flight, CANCEL_GRACE_S)
-            for op in retry.in_flight:
-                op.reclaim()
-            return retry.outcome(error)
+            try:
+                while retry.launch():
+                    PendingOp.wait_any(retry.in_flight, retry.left_s)
+                    retry.collect()
+                return retry.info()
+            except PCCLError as error:
+                retry.cancel()
+                wait_all(retry.in_flight, CANCEL_GRACE_S)
+                for op in retry.in_flight:
+                    op.reclaim()
+                return retry.outcome(error)
+        except PCCLError:
+            raise
         except BaseException:
             interrupted(retry.session, retry.in_flight)
             raise

@@ -188,7 +188,6 @@ def test_long_wait_for_peers_is_logged(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.threads.waking.LOOK_S", 0.02)
     cluster.join(1)
     with caplog.at_level(logging.WARNING, "pccl"):
         assert refusal(partial(cluster[0].wait_for_peers, 5, timeout=1)).result is Result.TIMEOUT

@@ -253,7 +253,6 @@ def warned(caplog: pytest.LogCaptureFixture) -> Iterator[Warned]:
 def attempts_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    monkeypatch.setattr("pccl.runtime.threads.waking.LOOK_S", 0.02)
 
 
 def _free_address() -> str:

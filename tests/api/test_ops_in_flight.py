@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pccl import Communicator, ReduceOp, Result, SharedState
+from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState
 from tests.api.descriptors import descriptors
 from tests.support.cluster import (
     SUM,
@@ -154,3 +154,20 @@ def test_ops_in_flight_exclude_some_group_calls(cluster: Cluster, kind: str) -> 
     cluster[1].all_reduce(ones(), op=SUM, tag=9)
     assert handle.wait()[0]
     assert cluster.each(lambda peer, _: getattr(peer, kind)(*arguments) is not error) == [True, True]
+
+
+def test_interrupt_while_a_timeout_aborts_returns_the_arrays(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.join(2)
+    [array], ops = descriptors(50, [3])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pccl.handle.Retry.cancel", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster[0].all_reduce_multiple_with_retry(ops, timeout=0.02)
+    with pytest.raises(PCCLError):
+        cluster[1].all_reduce(np.ones_like(array), op=SUM, tag=3, timeout=1.0)
+    assert np.all(array == 3)

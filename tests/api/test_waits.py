@@ -28,7 +28,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits count as long after a moment."""
     monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.1)
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.threads.waking.LOOK_S", 0.02)
     monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
 
 
@@ -192,10 +191,10 @@ SILENT = """
 import sys, threading
 import pccl
 from pccl.protocol import wait_reasons
-from pccl.runtime.threads import portal, waking
+from pccl.runtime.threads import portal
 from pccl.status import run_status
 from pccl.training import DiLoCo
-wait_reasons.FIRST_S, waking.LOOK_S = 0.1, 0.02
+wait_reasons.FIRST_S = 0.1
 {setup}
 with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):
     try:

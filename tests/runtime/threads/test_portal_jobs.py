@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from pccl.runtime.threads import portal
+from pccl.runtime.threads.waking import Latch
 from tests.support.cluster import WAIT_S, until
 
 
@@ -45,11 +46,17 @@ def test_nothing_is_kept_of_a_call_that_never_came_to_the_portal(monkeypatch: py
     own = portal.current()
     until(lambda: not own._jobs, "others have ended")
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    waits = 0
+
+    def wait(_: Latch, timeout_s: float | None = None) -> bool:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            raise KeyboardInterrupt
+        return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(own, "_wait", interrupt)
+        patch.setattr(Latch, "wait", wait)
         patch.setattr(own, "_token", _Deaf())
         with pytest.raises(KeyboardInterrupt):
             own.call(trio.sleep_forever)
