@@ -26,6 +26,7 @@ from pccl.protocol.peer.effects import (
     TryLinks,
 )
 from pccl.protocol.peer.group_calls import in_flight
+from pccl.protocol.peer.links import Limit
 from pccl.protocol.peer.machine import Peer
 from pccl.protocol.peer.ops import pair_start
 from pccl.protocol.peer.view import View, alone_in
@@ -43,6 +44,7 @@ __all__ = [
     "FreezeOps",
     "Installed",
     "KeepHeartbeats",
+    "Limit",
     "MakeLink",
     "OpResult",
     "Peer",
