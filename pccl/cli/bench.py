@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import listed, natural, one_of, positive
+from pccl.cli.arguments import listed, natural, one_of, positive, seconds
 from pccl.tools.bench.plan import (
     ALGORITHMS,
     ALL_REDUCE,
@@ -96,6 +96,8 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "timed iterations of each case (default: 20)"
     option("--iterations", type=positive, default=20, metavar="N", help=help_text)
     option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)")
+    help_text = "seconds before each iteration, as between outer steps, not timed (default: 0)"
+    option("--pause", type=seconds, default=0.0, metavar="S", help=help_text)
     option("--json", type=Path, metavar="FILE", help="also write the results to this file")
     help_text = "also draw time and bus bandwidth against size (PNG, SVG, PDF); needs matplotlib"
     option("--plot", type=Path, metavar="FILE", help=help_text)
@@ -147,6 +149,7 @@ def _run_cases(arguments: argparse.Namespace) -> None:
         warmup=arguments.warmup,
         encrypt=arguments.encrypt,
         collectives=arguments.collective,
+        pause_s=arguments.pause,
     )
     if arguments.plot is not None:
         check_plot(arguments.plot)

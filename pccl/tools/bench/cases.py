@@ -90,6 +90,7 @@ class Rank:
             for iteration in range(case.warmup + case.iterations):
                 first = iteration % len(names)
                 for name in names[first:] + names[:first]:
+                    time.sleep(case.pause_s)
                     one_s = self._turn(work, contenders[name])
                     if iteration >= case.warmup:
                         seconds[name].append(one_s)
