@@ -254,7 +254,9 @@ class Links:
         by_loss = limit is Limit.LOSS
         most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         factor = LOSSY_GROWTH if by_loss else 1
-        return min(factor * link.connected // self.engine_threads, most - link.connected)
+        # Both ends may add at once, and what goes beyond the limit is refused.
+        room = (LINK_CONNECTIONS_MAX - link.connected + link.dial) // 2
+        return min(factor * link.connected // self.engine_threads, most - link.connected, room)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
         """Note that a link could not be made. Return the message to the master, if one is needed."""

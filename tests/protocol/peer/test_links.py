@@ -88,6 +88,18 @@ def test_lossy_link_grows_to_its_share(peers: int, most: int) -> None:
     assert sum(counts) == most
 
 
+def test_both_ends_grow_within_the_limit(rig: Rig) -> None:
+    rig.machine.links.may_grow = True
+    for _ in range(31):
+        assert rig.machine.link_connected(rig.links[1])
+        assert rig.machine.link_connected(rig.links[3])
+    added = []
+    for peer in (1, 3):
+        rig.machine.link_limited(rig.links[peer], limit=Limit.LOSS)
+        added += [len(effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    assert 32 + sum(added) == LINK_CONNECTIONS_MAX, "as its own dialer, and as the other end"
+
+
 @pytest.mark.parametrize(("peers", "threads", "added"), [(2, 1, 31), (2, 2, 15), (3, 1, 15), (5, 1, 7), (40, 1, 15)])
 def test_dialer_gives_far_link_a_start(peers: int, threads: int, added: int) -> None:
     rig = Rig(may_grow=True, engine_threads=threads)
