@@ -22,6 +22,12 @@ static void growth_settle(pccl_growth *growth, int64_t drained_ms, int64_t settl
     growth->lost = growth->delivered = 0;
 }
 
+int pccl_growth_is_far(int yields_to_loss, uint64_t round_trip_us)
+{
+    enum { VERY_FAR_US = 150000 };
+    return round_trip_us >= (yields_to_loss ? PCCL_FAR_US : VERY_FAR_US);
+}
+
 void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us)
 {
     int64_t started_ms = now_ms + round_trips_ms(STARTING_ROUND_TRIPS, round_trip_us);

@@ -3,7 +3,8 @@
  * Three things hold a TCP connection below its share of the path, and each further connection adds as much again:
  *
  *     start      a loss-based congestion control (CUBIC, Reno) begins with ten segments, also after each pause, and
- *                doubles them once per round trip. On a far path the first look at such a link asks
+ *                doubles them once per round trip. On a far path the first look at such a link asks; on a very far one
+ *                with any congestion control, since two windows carry little there
  *     windows    the send buffer or the receive window is full
  *     loss       a loss-based congestion control takes each lost packet for congestion. It carries about 1.2 segments /
  *                (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997). Packets are lost while
@@ -34,7 +35,7 @@ typedef struct {
 /* A link's connections from one look to the next. */
 typedef struct {
     unsigned count;
-    unsigned far; /* with a loss-based congestion control on a long path */
+    unsigned far; /* pccl_growth_is_far */
     unsigned busy; /* had something under way for most of the time */
     unsigned by_window; /* of these, held back by a window for most of that */
     unsigned yielding; /* of these, with a loss-based congestion control */
@@ -43,6 +44,9 @@ typedef struct {
     uint32_t delivered;
     uint64_t round_trip_us; /* the least of those that are busy; 0: none is */
 } pccl_growth_tick;
+
+/* Nonzero if a connection asks for its link's start. */
+int pccl_growth_is_far(int yields_to_loss, uint64_t round_trip_us);
 
 /* A connection was added. */
 void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us);

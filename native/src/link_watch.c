@@ -50,7 +50,7 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
     tick->count++;
     if (conn->is_local)
         return;
-    tick->far += conn->yields_to_loss && now->round_trip_us_min >= PCCL_FAR_US;
+    tick->far += (unsigned)pccl_growth_is_far(conn->yields_to_loss, now->round_trip_us_min);
     if (busy_us < BUSY_US_MIN)
         return;
     tick->busy++;

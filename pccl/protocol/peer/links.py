@@ -39,7 +39,7 @@ LINK_CONNECTIONS_MAX = 64
 GROWN_CONNECTIONS_MAX = 16
 """Largest number of connections of a link that windows limit."""
 START_CONNECTIONS = 32
-"""Connections of all far links with loss-based congestion control, to begin with."""
+"""Connections of all far links to begin with, where they ask for them (`native/src/growth.h`)."""
 LOSSY_CONNECTIONS_MAX = 128
 """Largest number of connections of all links that losses limit. Each link may have `GROWN_CONNECTIONS_MAX` in any case,
 and `LINK_CONNECTIONS_MAX` at most."""
@@ -61,7 +61,7 @@ class Limit(Enum):
 
 CAUSES = {
     Limit.WINDOWS: "windows hold back",
-    Limit.START: "congestion control starts slowly on",
+    Limit.START: "a long round trip slows",
     Limit.LOSS: "losses hold back",
 }
 
