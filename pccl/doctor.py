@@ -43,6 +43,10 @@ LONG_PATH_S = 0.02
 """Round trip above that the windows of TCP matter."""
 CONNECTIONS_MAX = 16
 """Most connections of a link; their windows add up."""
+LOSSY_CONNECTIONS_MAX = 64
+"""Most connections of a link that losses limit."""
+FAR_S = 0.002
+"""Round trip from that on links choose bbr, or grow because of losses."""
 WINDOW_BYTES_MIN = 16 << 20
 PEERS_MAX = 16
 DIAL_S = 3.0
@@ -196,6 +200,7 @@ class _Doctor:
         rates = f"{_rate(path.up_bytes_per_s)} to the master's host, {_rate(path.down_bytes_per_s)} from it"
         yield Check("bandwidth", OK, f"{rates}, over one connection, in a moment")
         yield from _windows(path)
+        yield from _congestion(path)
 
     def _calls(self, path: PathReport) -> Iterator[Check]:
         is_translated = path.own_host != path.seen_host and not addresses.is_loopback(path.seen_host)
@@ -303,16 +308,36 @@ def _limits() -> Iterator[Check]:
     if backlog := _setting("core/somaxconn"):
         advice = "sysctl -w net.core.somaxconn=1024: peers that join at once are refused"
         yield _judged("backlog", int(backlog) >= BACKLOG_MIN, f"somaxconn is {backlog}", advice)
-    control = _setting("ipv4/tcp_congestion_control")
-    if control:
-        yield Check("congestion", OK, control if control.startswith("bbr") else f"{control}; {_bbr()}")
 
 
-def _bbr() -> str:
-    with suppress(OSError), socket.socket() as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        return "links to distant peers use bbr"
-    return "bbr is not available here and would be faster on long or lossy paths (docs/operations.md)"
+def _congestion(path: PathReport) -> Iterator[Check]:
+    control = path.congestion_control
+    round_trip_s = min(path.round_trips_s)
+    if not control:
+        return
+    if control not in ("cubic", "reno"):
+        yield Check("congestion", OK, f"{control} here")
+        return
+    if path.may_choose_bbr:
+        yield Check("congestion", OK, f"{control} here; links to distant peers use bbr")
+        return
+    what = f"{control} here, and this user may not choose bbr"
+    if round_trip_s < FAR_S:
+        yield Check("congestion", OK, f"{what}, which a short path does not need")
+        return
+    loss = path.lost_segments / max(1, path.sent_segments)
+    if loss:
+        rate = 1.2 * path.segment_bytes / (round_trip_s * loss**0.5)
+        lost = f"{path.lost_segments} of {path.sent_segments} packets to the master were lost ({loss:.2%})"
+        many = f"the {LOSSY_CONNECTIONS_MAX} connections of a link {_rate(LOSSY_CONNECTIONS_MAX * rate)}"
+        what = f"{what}; {lost}, at which a connection carries {_rate(rate)} and {many} at most"
+    else:
+        what = f"{what}; no packet of {path.sent_segments} was lost, so a link is slow only after pauses"
+    advice = "as root: modprobe tcp_bbr; sysctl -w "
+    if "bbr" in _setting("ipv4/tcp_available_congestion_control").split():
+        advice = "as root: sysctl -w "
+    allowed = f"{_setting('ipv4/tcp_allowed_congestion_control')} bbr".strip()
+    yield Check("congestion", WARNING, what, f"{advice}net.ipv4.tcp_allowed_congestion_control='{allowed}'")
 
 
 def _setting(name: str) -> str:

@@ -266,8 +266,8 @@ enum pccl_event_kind {
     PCCL_EVENT_OP_REFUSED = 15,
 };
 
-/* What holds back the connections of a link: growth.h. */
-enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_LOSS };
+/* What holds back the connections of a link, or is going to: growth.h. */
+enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_START, PCCL_LIMIT_LOSS };
 
 typedef struct {
     uint32_t kind; /* enum pccl_event_kind */

@@ -6,7 +6,11 @@
 
 #include <string.h>
 
-enum { FIXED_ROUND_TRIP_US = 1000, LOOK_US = 500 };
+enum {
+    FIXED_ROUND_TRIP_US = 1000,
+    LOOK_US = 500,
+    CONNECTIONS_MAX = 16 /* of the only link: more of them crowd a queue as several links do */
+};
 
 void pccl_egress_init(pccl_egress *egress, uint64_t fixed_rate)
 {
@@ -28,11 +32,15 @@ static int egress_carries(const pccl_egress *egress, const pccl_link *link)
 void pccl_egress_tick(pccl_egress *egress, const pccl_list *links)
 {
     unsigned far_count = 0;
+    int has_many = 0;
     for (const pccl_list *node = links->next; node != links; node = node->next) {
         const pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
-        far_count += (unsigned)egress_carries(egress, link);
+        if (!egress_carries(egress, link))
+            continue;
+        far_count++;
+        has_many |= link->live_count > CONNECTIONS_MAX;
     }
-    egress->is_watched = far_count > 1 || egress->is_fixed;
+    egress->is_watched = far_count > 1 || has_many || egress->is_fixed;
 }
 
 static uint64_t egress_under_way_bytes(const pccl_egress *egress, const pccl_list *links)
@@ -50,6 +58,7 @@ static pccl_pacer_round egress_round(const pccl_egress *egress, const pccl_list 
 {
     pccl_pacer_round round;
     unsigned carrying_count = 0;
+    int has_many = 0;
     memset(&round, 0, sizeof round);
     for (const pccl_list *node = links->next; node != links; node = node->next) {
         pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
@@ -57,10 +66,11 @@ static pccl_pacer_round egress_round(const pccl_egress *egress, const pccl_list 
             continue;
         round.round_trip_us += link->round_trip_us;
         carrying_count++;
+        has_many |= link->live_count > CONNECTIONS_MAX;
     }
     if (carrying_count > 0)
         round.round_trip_us /= carrying_count;
-    round.is_shared = carrying_count > 1;
+    round.is_shared = (uint8_t)(carrying_count > 1 || has_many);
     return round;
 }
 

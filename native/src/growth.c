@@ -1,12 +1,12 @@
 #include "growth.h"
 
+#include "os.h"
+
 enum {
     WINDOW_TICKS_MIN = 3,
-    FAR_US = 2000, /* on shorter paths a queue cannot be told from noise */
     STARTING_ROUND_TRIPS = 4,
     DRAINING_ROUND_TRIPS = 5,
     DRAINING_ROUND_TRIPS_MAX = 30,
-    SHORT_ROUND_TRIPS = 4,
     CROWDED_PART = 32
 };
 
@@ -19,8 +19,13 @@ static void growth_settle(pccl_growth *growth, int64_t drained_ms, int64_t settl
 {
     growth->drained_ms = drained_ms;
     growth->settled_ms = settled_ms;
-    growth->short_since_ms = -1;
     growth->lost = growth->delivered = 0;
+}
+
+int pccl_growth_is_far(int yields_to_loss, uint64_t round_trip_us)
+{
+    enum { VERY_FAR_US = 150000 };
+    return round_trip_us >= (yields_to_loss ? PCCL_FAR_US : VERY_FAR_US);
 }
 
 void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us)
@@ -32,8 +37,8 @@ void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_
     growth->asked = PCCL_LIMIT_NONE;
 }
 
-/* Returns how congestion control holds the link back, on a path that is not full. */
-static enum pccl_limit growth_congestion_control(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
+/* Nonzero if congestion control holds the link back, on a path that is not full. */
+static int growth_is_lossy(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
 {
     uint64_t round_trip_us = tick->round_trip_us;
     if (2 * tick->queued > tick->busy)
@@ -43,27 +48,24 @@ static enum pccl_limit growth_congestion_control(pccl_growth *growth, const pccl
         growth->settled_ms = growth->drained_ms;
     /* A few connections may have run out of frames, as at the end of an op. */
     int are_most = tick->count > 0 && 4 * tick->yielding >= 3 * tick->count;
-    if (!are_most || round_trip_us < FAR_US || now_ms < growth->settled_ms) {
-        growth->short_since_ms = -1;
-        return PCCL_LIMIT_NONE;
-    }
-    if (growth->short_since_ms < 0)
-        growth->short_since_ms = now_ms;
+    if (!are_most || round_trip_us < PCCL_FAR_US || now_ms < growth->settled_ms)
+        return 0;
     growth->lost += tick->lost;
     growth->delivered += tick->delivered;
-    if (growth->lost > 0)
-        return growth->lost <= growth->delivered / CROWDED_PART ? PCCL_LIMIT_LOSS : PCCL_LIMIT_NONE;
-    int64_t short_ms = now_ms - growth->short_since_ms;
-    return short_ms >= round_trips_ms(SHORT_ROUND_TRIPS, round_trip_us) ? PCCL_LIMIT_WINDOWS : PCCL_LIMIT_NONE;
+    return growth->lost > 0 && growth->lost <= growth->delivered / CROWDED_PART;
 }
 
 enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
 {
-    enum pccl_limit limit = growth_congestion_control(growth, tick, now_ms);
+    enum pccl_limit limit = growth_is_lossy(growth, tick, now_ms) ? PCCL_LIMIT_LOSS : PCCL_LIMIT_NONE;
     int are_all_windows = tick->count > 0 && tick->by_window == tick->count;
     growth->window_ticks = are_all_windows ? growth->window_ticks + 1 : 0;
     if (growth->window_ticks >= WINDOW_TICKS_MIN)
         limit = PCCL_LIMIT_WINDOWS;
+    if (!growth->has_started && tick->far > 0) {
+        growth->has_started = 1;
+        limit = PCCL_LIMIT_START;
+    }
     if (limit <= growth->asked)
         return PCCL_LIMIT_NONE;
     growth->asked = limit;

@@ -1,12 +1,14 @@
 /* growth.h: whether a link would carry more over more connections, as arithmetic. No I/O, no clock.
  *
- * Two things hold a TCP connection below its share of the path, and each further connection adds as much again:
+ * Three things hold a TCP connection below its share of the path, and each further connection adds as much again:
  *
- *     windows   the send buffer or the receive window is full, or a loss-based congestion control (CUBIC, Reno) is slow
- *               to open its own: round trips stay short for a while, so no queue is full
- *     loss      such a congestion control takes each lost packet for congestion. It carries about 1.2 segments /
- *               (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997). Packets are lost while
- *               round trips are short
+ *     start      a loss-based congestion control (CUBIC, Reno) begins with ten segments, also after each pause, and
+ *                doubles them once per round trip. On a far path the first look at such a link asks; on a very far one
+ *                with any congestion control, since two windows carry little there
+ *     windows    the send buffer or the receive window is full
+ *     loss       a loss-based congestion control takes each lost packet for congestion. It carries about 1.2 segments /
+ *                (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997). Packets are lost while
+ *                round trips are short
  *
  * Where packets queue the path is full, and more connections would only crowd it. What a full queue has dropped is sent
  * again for several round trips, in which the queue drains: until then losses say nothing.
@@ -24,15 +26,16 @@ typedef struct {
     unsigned window_ticks; /* in a row in which windows held back all connections */
     uint32_t lost; /* segments, while round trips were short */
     uint32_t delivered; /* segments since then */
-    int64_t short_since_ms; /* all connections busy, and round trips short; -1: not now */
     int64_t settled_ms; /* losses count from then on */
     int64_t drained_ms; /* or from a look without losses from then on */
     enum pccl_limit asked; /* the last answer since a connection was added */
+    uint8_t has_started; /* has asked for its start */
 } pccl_growth;
 
 /* A link's connections from one look to the next. */
 typedef struct {
     unsigned count;
+    unsigned far; /* pccl_growth_is_far */
     unsigned busy; /* had something under way for most of the time */
     unsigned by_window; /* of these, held back by a window for most of that */
     unsigned yielding; /* of these, with a loss-based congestion control */
@@ -42,11 +45,14 @@ typedef struct {
     uint64_t round_trip_us; /* the least of those that are busy; 0: none is */
 } pccl_growth_tick;
 
+/* Nonzero if a connection asks for its link's start. */
+int pccl_growth_is_far(int yields_to_loss, uint64_t round_trip_us);
+
 /* A connection was added. */
 void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us);
 
-/* Takes a look into account. Returns what more connections would help against, each limit once
- * until one is added, and windows not after losses, for which a link may have more. */
+/* Takes a look into account. Returns what more connections would help against: the start once in the link's life, other
+ * limits once until a connection is added, and windows not after losses, for which a link may have more. */
 enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms);
 
 #endif

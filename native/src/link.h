@@ -70,7 +70,7 @@ typedef struct pccl_link {
     unsigned conns_count; /* in `conns`: not closed */
     unsigned live_count; /* of them, not lost */
     unsigned conns_added;
-    unsigned events_promised; /* to the host: a loss and two of LINK_LIMITED for each connection added */
+    unsigned events_promised; /* to the host: a loss and three of LINK_LIMITED for each connection added */
     pccl_growth growth;
     uint8_t is_local; /* the other end is on this machine */
     uint64_t tx_payload_bytes;

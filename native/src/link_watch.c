@@ -48,7 +48,10 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
     const pccl_tcp_limits *now = &conn->limits;
     uint64_t busy_us = now->busy_us - before->busy_us;
     tick->count++;
-    if (conn->is_local || busy_us < BUSY_US_MIN)
+    if (conn->is_local)
+        return;
+    tick->far += (unsigned)pccl_growth_is_far(conn->yields_to_loss, now->round_trip_us_min);
+    if (busy_us < BUSY_US_MIN)
         return;
     tick->busy++;
     tick->by_window += (now->window_us - before->window_us) * 2 > busy_us;

@@ -189,7 +189,7 @@ uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain)
 
 int pccl_tcp_yields_to_loss(int fd)
 {
-    enum { FAR_US = 2000, NAME_BYTES = 16 };
+    enum { NAME_BYTES = 16 };
     char name[NAME_BYTES + 1] = "";
     socklen_t bytes = NAME_BYTES;
     pccl_tcp_limits limits;
@@ -198,7 +198,7 @@ int pccl_tcp_yields_to_loss(int fd)
     if (strcmp(name, "cubic") != 0 && strcmp(name, "reno") != 0)
         return 0;
     memset(&limits, 0, sizeof limits);
-    int is_far = pccl_tcp_limits_read(fd, &limits) == 0 && limits.round_trip_us_min >= FAR_US;
+    int is_far = pccl_tcp_limits_read(fd, &limits) == 0 && limits.round_trip_us_min >= PCCL_FAR_US;
     return !is_far || setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) != 0;
 }
 

@@ -59,6 +59,9 @@ typedef struct {
  * `before` may be too much: then it stays for a while. */
 uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain);
 
+/* On shorter paths a queue cannot be told from noise. */
+enum { PCCL_FAR_US = 2000 };
+
 /* Nonzero if the connection's congestion control takes any loss for congestion, as CUBIC and Reno do. Where the round
  * trip is long and the system lets this process choose BBR, it does from now on. */
 int pccl_tcp_yields_to_loss(int fd);

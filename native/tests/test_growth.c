@@ -20,6 +20,7 @@ static path cubic(void)
     p.tick.count = p.tick.busy = p.tick.yielding = CONNS;
     p.tick.round_trip_us = ROUND_TRIP_US;
     p.now_ms = 1000000;
+    p.growth.has_started = 1;
     pccl_growth_note_added(&p.growth, p.now_ms, 0);
     return p;
 }
@@ -53,33 +54,43 @@ static void losses_on_a_short_round_trip_ask_at_once(void)
     CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_LOSS) == 4); /* it has started */
 }
 
-static void slow_growth_without_losses_asks_later(void)
+static void a_far_link_asks_for_its_start_once(void)
 {
     path p = cubic();
-    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 3);
+    p.tick.busy = p.tick.yielding = 0;
+    p.growth.has_started = 0;
+    CHECK(look(&p, 0) == PCCL_LIMIT_NONE);
+    p.tick.far = 1;
+    CHECK(look(&p, 0) == PCCL_LIMIT_START);
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
+    pccl_growth_note_added(&p.growth, p.now_ms, ROUND_TRIP_US);
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
+}
+
+static void bbr_asks_for_a_start_on_very_far_paths_only(void)
+{
+    CHECK(pccl_growth_is_far(1, 2000) && !pccl_growth_is_far(1, 1000));
+    CHECK(pccl_growth_is_far(0, 200000) && !pccl_growth_is_far(0, 100000));
+}
+
+static void a_link_that_has_started_slowly_asks_no_more_without_losses(void)
+{
+    path p = cubic();
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
 }
 
 /* A link that has all the connections it may have for its windows gets none, and loses packets later. */
 static void losses_ask_though_windows_have_asked_in_vain(void)
 {
     path p = cubic();
+    p.tick.by_window = CONNS;
     CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 0);
+    p.tick.by_window = 0;
     CHECK(look(&p, 1) == PCCL_LIMIT_LOSS);
     CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0);
     p.tick.lost = 0;
     p.tick.by_window = CONNS;
     CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
-}
-
-static void pauses_are_no_slow_growth(void)
-{
-    path p = cubic();
-    for (int op = 0; op < 20; op++) {
-        p.tick.yielding = p.tick.busy = CONNS;
-        CHECK(looks_until_limited(&p, 0, 3, PCCL_LIMIT_NONE) == 0);
-        p.tick.yielding = p.tick.busy = 0;
-        CHECK(look(&p, 0) == PCCL_LIMIT_NONE);
-    }
 }
 
 static void losses_of_a_full_queue_do_not_ask(void)
@@ -125,6 +136,7 @@ static void short_paths_do_not_ask(void)
 static void bbr_asks_for_its_windows_only(void)
 {
     path p = cubic();
+    p.growth.has_started = 0;
     p.tick.yielding = 0;
     CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
     p.tick.by_window = CONNS - 1;
@@ -136,9 +148,10 @@ static void bbr_asks_for_its_windows_only(void)
 int main(void)
 {
     RUN(losses_on_a_short_round_trip_ask_at_once);
-    RUN(slow_growth_without_losses_asks_later);
+    RUN(a_far_link_asks_for_its_start_once);
+    RUN(bbr_asks_for_a_start_on_very_far_paths_only);
+    RUN(a_link_that_has_started_slowly_asks_no_more_without_losses);
     RUN(losses_ask_though_windows_have_asked_in_vain);
-    RUN(pauses_are_no_slow_growth);
     RUN(losses_of_a_full_queue_do_not_ask);
     RUN(losses_that_never_end_are_the_paths_own);
     RUN(losses_of_a_queue_too_short_to_show_do_not_ask);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import listed, natural, one_of, plan_of, positive
+from pccl.cli.arguments import listed, natural, one_of, plan_of, positive, seconds
 from pccl.tools.bench.plan import (
     ALGORITHMS,
     ALL_REDUCE,
@@ -102,6 +102,8 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "timed iterations of each case (default: 20)"
     option("--iterations", type=positive, default=20, metavar="N", help=help_text)
     option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)")
+    help_text = "seconds before each iteration, as between outer steps, not timed (default: 0)"
+    option("--pause", dest="pause_s", type=seconds, default=0.0, metavar="S", help=help_text)
     add_output_options(parser, plots="time and bus bandwidth against size")
     help_text = "instead: reduce 16 MiB with 3 peers in a loop, kill one, and print the cost to the others"
     option("--kill", action="store_true", help=help_text)

@@ -156,9 +156,7 @@ def test_ops_in_flight_exclude_some_group_calls(cluster: Cluster, kind: str) -> 
     assert cluster.each(lambda peer, _: getattr(peer, kind)(*arguments) is not error) == [True, True]
 
 
-def test_interrupt_while_a_timeout_aborts_returns_the_arrays(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_while_a_timeout_aborts_returns_the_arrays(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.join(2)
     [array], ops = descriptors(50, [3])
 

@@ -190,6 +190,37 @@ def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "slow_start_after_idle" in idle.advice
 
 
+@pytest.mark.parametrize(
+    ("control", "may_choose", "round_trip_s", "lost", "verdict", "says"),
+    [
+        ("bbr", True, 0.1, 100, "ok", "bbr here"),
+        ("cubic", True, 0.1, 100, "ok", "links to distant peers use bbr"),
+        ("cubic", False, 0.001, 100, "ok", "which a short path does not need"),
+        ("cubic", False, 0.1, 0, "warning", "no packet of 100000 was lost"),
+        ("cubic", False, 0.1, 100, "warning", "(0.10%), at which a connection carries 4.4 Mbit/s"),
+    ],
+)
+def test_congestion_control(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    control: str,
+    may_choose: bool,
+    round_trip_s: float,
+    lost: int,
+    verdict: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(doctors, "_setting", lambda name: "reno cubic" if "congestion" in name else "")
+    path = healthy_path()
+    path.congestion_control, path.may_choose_bbr, path.round_trips_s = control, may_choose, [round_trip_s]
+    path.sent_segments, path.lost_segments = 100000, lost
+    found = of(judged(path), "congestion")
+    assert found.verdict == verdict
+    assert says in found.text
+    advice = "as root: modprobe tcp_bbr; sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
+    assert found.advice == (advice if verdict == "warning" else "")
+
+
 def test_a_limit_on_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctors.resource, "getrlimit", lambda _: (256, 4096))
     files = of(list(doctors._limits()), "files")

@@ -103,6 +103,11 @@ def test_combinations() -> None:
     assert plan.rows == len(plan.peers) * len(found)
 
 
+def test_pause_of_all_cases() -> None:
+    plan = msgspec.structs.replace(PLAN, sizes_bytes=[4096, 8192], pause_s=2.5)
+    assert [case.pause_s for case in cases(plan)] == [2.5, 2.5]
+
+
 def test_gloo_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["bench", "--against", "gloo"]) == 1

@@ -19,8 +19,8 @@ from tests.wan.shape import Link
 
 pytestmark = pytest.mark.slow
 
-CONNECTIONS = 24
-"""More than a link grows to where windows hold it back."""
+CONNECTIONS = 40
+"""More than a far link starts with."""
 PEER = f"""
 import sys
 import numpy as np

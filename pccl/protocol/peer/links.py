@@ -3,9 +3,10 @@
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
 belong to it. The peer with the higher number (accepted later) dials. Link numbers are local to peer and engine.
 
-*Connections.* The dialer replaces a lost connection. Where the caller leaves their number open, either end doubles it
-while TCP windows limit the link (the bandwidth-delay product is unknown in advance), or while losses limit it on a path
-that is not full (`native/src/growth.h`). With several engine threads each connection belongs to one thread by its
+*Connections.* The dialer replaces a lost connection. Where the caller leaves their number open, the dialer gives a far
+link with loss-based congestion control more from the start, and either end doubles them while TCP windows limit the
+link (the bandwidth-delay product is unknown in advance), or quadruples them while losses limit it on a path that is not
+full (`native/src/growth.h`). With several engine threads each connection belongs to one thread by its
 index, on both sides; every link begins with one for each, a lost one is replaced in its thread, and each thread grows
 its own connections.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import METRICS_KEPT_MAX, LinkMetric
@@ -35,6 +37,8 @@ LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
 GROWN_CONNECTIONS_MAX = 16
 """Largest number of connections of a link that windows limit."""
+START_CONNECTIONS = 32
+"""Connections of all far links to begin with, where they ask for them (`native/src/growth.h`)."""
 LOSSY_CONNECTIONS_MAX = 128
 """Largest number of connections of all links that losses limit. Each link may have `GROWN_CONNECTIONS_MAX` in any case,
 and `LINK_CONNECTIONS_MAX` at most."""
@@ -44,6 +48,21 @@ PROBE_CONNECTIONS_MIN = 4
 """Connections of a measurement where links may grow, so that it is not limited by a window that ops outgrow."""
 GRACE_S = 0.5
 """Seconds that the other end may lag behind in making a link."""
+
+
+class Limit(Enum):
+    """What holds back a link (`native/src/growth.h`)."""
+
+    WINDOWS = auto()
+    START = auto()
+    LOSS = auto()
+
+
+CAUSES = {
+    Limit.WINDOWS: "windows hold back",
+    Limit.START: "a long round trip slows",
+    Limit.LOSS: "losses hold back",
+}
 
 
 @dataclass
@@ -59,6 +78,8 @@ class _Link:
     """Whether all of them stand. Then more may be added, and any but the last may break."""
     lost_early: list[int] = field(default_factory=list)
     """Engine threads of connections lost before."""
+    started_early: set[int] = field(default_factory=set)
+    """Engine threads that asked for their start before."""
     extras: dict[int, int] = field(default_factory=dict)
     """Connections dialled beyond those, by engine thread."""
 
@@ -194,6 +215,8 @@ class Links:
             found.is_up = True
             for thread in found.lost_early:
                 self._replace(found, thread)
+            for thread in found.started_early:
+                self.limited(link, thread, Limit.START)
         return True
 
     def connection_lost(self, link: int, reason: str, thread: int = 0) -> None:
@@ -208,18 +231,31 @@ class Links:
         else:
             found.lost_early.append(thread)
 
-    def limited(self, link: int, thread: int = 0, by_loss: bool = False) -> None:
-        """Add connections to a link that windows, or losses, limit in an engine thread."""
+    def limited(self, link: int, thread: int = 0, limit: Limit = Limit.WINDOWS) -> None:
+        """Add connections to a link that is limited in an engine thread."""
         found = self._find(link)
-        most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
-        if found is None or not found.is_up or not self.may_grow or found.connected >= most:
+        if found is None or not self.may_grow:
             return
+        if not found.is_up:
+            if limit is Limit.START:
+                found.started_early.add(thread)
+            return
+        count = self._growth(found, limit)
+        if count > 0:
+            text = f"{CAUSES[limit]} the link with peer {found.peer}: {count} connections more than {found.connected}"
+            self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
+            self._add(found, thread, count, is_replacement=False)
+
+    def _growth(self, link: _Link, limit: Limit) -> int:
+        """Return the number of connections to add in one engine thread."""
+        if limit is Limit.START:
+            return (START_CONNECTIONS // len(self._links) - link.connections) // self.engine_threads if link.dial else 0
+        by_loss = limit is Limit.LOSS
+        most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         factor = LOSSY_GROWTH if by_loss else 1
-        count = min(factor * found.connected // self.engine_threads, most - found.connected)
-        cause = "losses hold" if by_loss else "windows hold"
-        text = f"{cause} back the link with peer {found.peer}: {count} connections more than {found.connected}"
-        self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
-        self._add(found, thread, count, is_replacement=False)
+        # Both ends may add at once, and what goes beyond the limit is refused.
+        room = (LINK_CONNECTIONS_MAX - link.connected + link.dial) // 2
+        return min(factor * link.connected // self.engine_threads, most - link.connected, room)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
         """Note that a link could not be made. Return the message to the master, if one is needed."""

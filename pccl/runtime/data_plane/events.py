@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pccl.protocol.peer.links import Limit
 from pccl.runtime.data_plane.op_request import describe, size_bytes
 from pccl.runtime.extension import lib, text
 from pccl.types import Collective
@@ -191,8 +192,7 @@ class LinkLimited:
 
     link: int
     thread: int = 0
-    by_loss: bool = False
-    """Whether packet loss limits the connections, not their windows."""
+    limit: Limit = Limit.WINDOWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +262,11 @@ def _failure_reason(event: Any) -> str:
     )
 
 
+LIMITS = {
+    lib.PCCL_LIMIT_WINDOWS: Limit.WINDOWS,
+    lib.PCCL_LIMIT_START: Limit.START,
+    lib.PCCL_LIMIT_LOSS: Limit.LOSS,
+}
 READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_FAST_COMPLETED: lambda event: OpFastCompleted(
         event.id, event.sequence, event.tx_bytes, event.rx_bytes
@@ -275,7 +280,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_REFUSED: lambda event: OpRefused(event.id, text(event.detail)),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
-    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, event.engine, event.limit == lib.PCCL_LIMIT_LOSS),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, event.engine, LIMITS[event.limit]),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         link=event.id, thread=event.engine, **{name: getattr(event, name) for name in COUNTERS}
     ),

@@ -11,9 +11,10 @@ import os
 import secrets
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -262,6 +263,13 @@ class PathReport:
     """Addresses of this host that the master dialed, each with the failure; "": reached."""
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
+    sent_segments: int = 0
+    """Packets to the master; 0: the system does not say."""
+    lost_segments: int = 0
+    """Packets of these that were sent again."""
+    congestion_control: str = ""
+    """Of a connection to the master."""
+    may_choose_bbr: bool = False
 
 
 async def check(
@@ -290,7 +298,9 @@ async def check(
         if listener is not None:
             await _dial_back(connection, path, listener, advertised, advertised_port)
         path.up_bytes_per_s = await _flood(connection, BLOCK_BYTES, 0)
+        path.sent_segments, path.lost_segments = _segments(connection.sock)
         path.down_bytes_per_s = await _flood(connection, 0, BLOCK_BYTES)
+        path.congestion_control, path.may_choose_bbr = _congestion_control(connection.sock)
 
     await converse(host, port, token, ssl_context, m.CheckRequest(m.PROTOCOL_VERSION), m.ToChecker, talk)
     return path
@@ -366,6 +376,29 @@ async def _answer_calls(listener: socket.socket, nonce: bytes) -> None:
             except (ConnectionLost, ProtocolError):
                 pass
         sock.close()
+
+
+def _segments(sock: socket.socket) -> tuple[int, int]:
+    """Return the numbers of data segments sent and lost, from struct tcp_info of Linux; zeros where there is none."""
+    resent_at, sent_at, duplicates_at, size = 100, 156, 216, 220
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    except (AttributeError, OSError):
+        return 0, 0
+    if len(info) < size:
+        return 0, 0
+    sent, resent, duplicates = (struct.unpack_from("I", info, at)[0] for at in (sent_at, resent_at, duplicates_at))
+    return sent, max(0, resent - duplicates)
+
+
+def _congestion_control(sock: socket.socket) -> tuple[str, bool]:
+    """Return the name of the socket's congestion control, and whether bbr can replace it. It does, where it can."""
+    name = ""
+    with suppress(AttributeError, OSError):
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        return name, True
+    return name, False
 
 
 async def _flood(connection: ControlConnection[m.ToChecker], send_bytes: int, reply_bytes: int) -> float:

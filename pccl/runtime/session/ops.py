@@ -109,7 +109,7 @@ class Ops:
             events.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
             events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
             events.LinkCounters: lambda _, event: counters.link_counted(event),
-            events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread, event.by_loss),
+            events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread, event.limit),
         }
         self._reports = recorder.noting(reports)
         self.handlers: Handlers = {

@@ -93,6 +93,7 @@ def measure_case(
         for iteration in range(case.warmup + case.iterations):
             first = iteration % len(names)
             for name in names[first:] + names[:first]:
+                time.sleep(case.pause_s)
                 one_s = turn(contenders[name])
                 if iteration >= case.warmup:
                     seconds[name].append(one_s)

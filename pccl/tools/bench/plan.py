@@ -68,6 +68,7 @@ class Plan(msgspec.Struct, frozen=True):
     warmup: int
     encrypt: bool = False
     collectives: list[str] = msgspec.field(default_factory=lambda: [ALL_REDUCE])
+    pause_s: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -87,6 +88,8 @@ class Case(msgspec.Struct, frozen=True):
     warmup: int
     iterations: int
     collective: str = ALL_REDUCE
+    pause_s: float = 0.0
+    """Seconds before each turn."""
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -115,7 +118,7 @@ def cases(plan: Plan) -> list[Case]:
             raise ToolError(f"--against gloo: Gloo does not reduce {plan.dtype}, only {', '.join(GLOO_DTYPES)}")
     common = (plan.in_place, plan.memory, plan.warmup, plan.iterations)
     return [
-        Case(size_bytes, tensors, plan.dtype, quantization, algorithm, *common, collective)
+        Case(size_bytes, tensors, plan.dtype, quantization, algorithm, *common, collective, plan.pause_s)
         for collective in plan.collectives
         for size_bytes in plan.sizes_bytes
         for tensors in plan.tensors

@@ -211,6 +211,7 @@ def _title(plan: Plan, rows: Sequence[Row]) -> str:
         if rows and dimension not in varying(rows) and dimension.of(rows[0]) != dimension.default:
             parts.append(dimension.phrase(dimension.of(rows[0])))
     parts += ["in place" if plan.in_place else "out of place", f"{plan.iterations} iterations"]
+    parts += [f"{plan.pause_s:g} s apart"] * (plan.pause_s > 0)
     return ", ".join([*parts, "encrypted"] if plan.encrypt else parts)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.peer import effects as ps
-from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
+from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, Limit
 from tests.protocol.peer.rig import ME, Rig, member, of, prepare, said
 
 
@@ -79,13 +79,48 @@ def test_lossy_link_grows_to_its_share(peers: int, most: int) -> None:
     rig.join([1, ME, *range(3, peers + 1)])
     counts = [1]
     for _ in range(8):
-        rig.machine.link_limited(rig.links[1], by_loss=True)
+        rig.machine.link_limited(rig.links[1], limit=Limit.LOSS)
         for added in of(ps.AddConnections, rig.effects()):
             counts.append(len(added.indices))
             for _ in added.indices:
                 assert rig.machine.link_connected(rig.links[1])
     assert counts[:3] == [1, 3, 12], "four times as many each time"
     assert sum(counts) == most
+
+
+def test_both_ends_grow_within_the_limit(rig: Rig) -> None:
+    rig.machine.links.may_grow = True
+    for _ in range(31):
+        assert rig.machine.link_connected(rig.links[1])
+        assert rig.machine.link_connected(rig.links[3])
+    added = []
+    for peer in (1, 3):
+        rig.machine.link_limited(rig.links[peer], limit=Limit.LOSS)
+        added += [len(effect.indices) for effect in of(ps.AddConnections, rig.effects())]
+    assert 32 + sum(added) == LINK_CONNECTIONS_MAX, "as its own dialer, and as the other end"
+
+
+@pytest.mark.parametrize(("peers", "threads", "added"), [(2, 1, 31), (2, 2, 15), (3, 1, 15), (5, 1, 7), (40, 1, 15)])
+def test_dialer_gives_far_link_a_start(peers: int, threads: int, added: int) -> None:
+    rig = Rig(may_grow=True, engine_threads=threads)
+    rig.join([1, ME, *range(3, peers + 1)])
+    for thread in range(threads):
+        rig.machine.link_limited(rig.links[1], thread, Limit.START)
+        assert [len(effect.indices) for effect in of(ps.AddConnections, rig.effects())] == [added]
+    for peer in range(3, peers + 1):
+        if peer in rig.links:
+            rig.machine.link_limited(rig.links[peer], limit=Limit.START)
+    assert of(ps.AddConnections, rig.effects()) == [], "the others dial"
+
+
+def test_far_link_asks_for_its_start_before_it_is_up() -> None:
+    rig = Rig(may_grow=True, connections=2)
+    rig.hear(prepare([1, 2, 3], 1))
+    assert rig.machine.link_connected(rig.links[1])
+    rig.machine.link_limited(rig.links[1], limit=Limit.START)
+    assert of(ps.AddConnections, rig.effects()) == []
+    assert rig.machine.link_connected(rig.links[1])
+    assert [len(effect.indices) for effect in of(ps.AddConnections, rig.effects())] == [14]
 
 
 def test_links_have_a_connection_per_engine_thread() -> None:

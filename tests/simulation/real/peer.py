@@ -124,7 +124,7 @@ class PeerEngine:
         if isinstance(event, events.LinkDegraded):
             return [("connection", event.link, event.thread)]  # type: ignore[list-item]
         if isinstance(event, events.LinkLimited):
-            return [("limited", event.link, event.thread)]  # type: ignore[list-item]
+            return [("limited", event.link, event.thread, event.limit)]  # type: ignore[list-item]
         if isinstance(event, events.OpDetached):
             self.detaching.discard(event.op)
             return [("detached", event.op)]
