@@ -453,7 +453,8 @@ class SessionHolder:
                     logger.info("wait_for_peers(%d): the others have gone on with %d peers", count, world_size)
                     break
                 if pending > 0 or pending == PendingAnswer.ADMITTING:
-                    await self.group_call(name, Kind.UPDATE_TOPOLOGY, None)
+                    if (admitted := await self.group_call(name, Kind.UPDATE_TOPOLOGY, None)) >= count:
+                        return admitted  # others may go on, and leave, before this peer looks
                     pause_s = PAUSE_S_MIN
                     continue
                 await trio.sleep(pause_s)

@@ -12,6 +12,9 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result, SharedState, UsageError
+from pccl._session_holder import SessionHolder
+from pccl._timeouts import Timeout
+from pccl.protocol.messages import Kind
 from tests.api.test_async_communicator import Peers, all_of, in_run
 from tests.support.cluster import (
     SUM,
@@ -182,6 +185,28 @@ def test_wait_for_peers_with_ops_in_flight_is_refused(cluster: Cluster) -> None:
     assert cluster.each(lambda peer, _: peer.wait_for_peers(3, timeout=WAIT_S)) == [3, 3]
     assert joining.result() == 3
     cluster.peers.append(newcomer)
+
+
+def test_wait_for_peers_ends_though_the_newcomer_has_left(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.join(1)
+    newcomer = cluster.new()
+    call = SessionHolder.group_call
+
+    async def answer_late(holder: SessionHolder, name: str, kind: str, timeout: Timeout) -> int:
+        value = await call(holder, name, kind, timeout)
+        if kind == Kind.UPDATE_TOPOLOGY:
+            while holder.view(name).world_size > 1:
+                await trio.lowlevel.checkpoint()
+        return value
+
+    def join_and_leave() -> None:
+        newcomer.connect()
+        newcomer.close()
+
+    leaving = Background(join_and_leave)
+    monkeypatch.setattr(SessionHolder, "group_call", answer_late)
+    assert cluster[0].wait_for_peers(2, timeout=WAIT_S) == 2
+    leaving.result()
 
 
 def test_long_wait_for_peers_is_logged(

@@ -194,6 +194,8 @@ CANCEL_S = 5.0
 class _PendingCall:
     event: trio.Event = field(default_factory=trio.Event)
     result: ps.CallResult | None = None
+    world_size: int = 0
+    """At the end of the call. The view may change before the caller goes on."""
 
 
 class GroupCalls(Part):
@@ -212,9 +214,12 @@ class GroupCalls(Part):
     async def make(
         self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
     ) -> int:
-        """Make a group call and return its value. SessionError. When cancelled, the peer is taken out of the call and
-        the cancellation goes on; if the call has taken effect by then, its value is returned as if in time.
-        `interrupted` is called when the call is cancelled, before the peer is taken out."""
+        """Make a group call and return its value: of update_topology, the size of the group.
+
+        When cancelled, the peer is taken out of the call and the cancellation goes on; if the call has taken effect by
+        then, its value is returned as if in time. `interrupted` is called when the call is cancelled, before the peer
+        is taken out. Raises SessionError.
+        """
         self._lifetime.require_alive()
         number = next(self._numbers)
         call = self._calls[number] = _PendingCall()
@@ -235,11 +240,12 @@ class GroupCalls(Part):
         assert call.result is not None
         if call.result.code is not Result.SUCCESS:
             raise SessionError(call.result.code, call.result.reason)
-        return call.result.value
+        return call.world_size if kind == m.Kind.UPDATE_TOPOLOGY else call.result.value
 
-    def _call_result(self, _: Peer, effect: ps.CallResult) -> None:
+    def _call_result(self, machine: Peer, effect: ps.CallResult) -> None:
         call = self._calls.get(effect.call)
         if call is not None:
+            call.world_size = machine.view.world_size if machine.view is not None else 0
             call.result = effect
             call.event.set()
 
