@@ -383,7 +383,12 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
     if (engine == NULL)
         return engine_create_failed(NULL, "engine", ENOMEM, error, error_bytes);
     engine->wake.read_fd = engine->wake.write_fd = -1;
-    int rc = pthread_mutex_init(&engine->mutex, NULL);
+    int rc = pccl_keyed_hash_prepare();
+    if (rc != 0) {
+        free(engine);
+        return engine_create_failed(NULL, "getentropy", rc, error, error_bytes);
+    }
+    rc = pthread_mutex_init(&engine->mutex, NULL);
     if (rc != 0) {
         free(engine);
         return engine_create_failed(NULL, "pthread_mutex_init", rc, error, error_bytes);
