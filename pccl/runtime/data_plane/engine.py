@@ -9,6 +9,7 @@ engine like any other. The peers see the same op as from a CPU.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -306,7 +307,12 @@ class Engine(StagedOps):
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         """Take ownership of a connected socket, the link's connection `index`. With `keys` its traffic is encrypted."""
-        self._check(lib.pccl_engines_link_add(self._open, link, index, fd, link_keys(keys)), "link_add")
+        try:
+            engine, native_keys = self._open, link_keys(keys)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._check(lib.pccl_engines_link_add(engine, link, index, fd, native_keys), "link_add")
 
     def set_link_timeout(self, seconds: float) -> None:
         """Set for how long data may be in flight without progress before a link is lost; 0: no limit."""
@@ -367,8 +373,10 @@ class Engine(StagedOps):
     def _check(self, status: int, call: str) -> None:
         if status == lib.PCCL_E_MEMORY:
             raise MemoryError(f"engine {call}")
-        if status != lib.PCCL_OK:
-            raise ValueError(f"engine {call} refused its arguments (status {status})")
+        if status == lib.PCCL_E_INVALID:
+            raise ValueError(f"engine {call} refused its arguments")
+        if status != lib.PCCL_OK:  # the system or OpenSSL denies what this process had before
+            raise EngineFailedError(f"engine {call} failed (status {status})")
 
 
 COMPLETED: int = lib.PCCL_FAST_PATH_COMPLETED
