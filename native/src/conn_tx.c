@@ -92,7 +92,7 @@ static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, p
     frame->received_frames = conn->rx_frames_acked = conn->rx_frames;
     conn->rx_bytes_acked = conn->rx_bytes;
     conn->is_ack_due = 0;
-    if (!frame->has_payload_crc)
+    if (!frame->has_payload_crc && conn->records == NULL)
         frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
