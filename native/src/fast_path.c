@@ -177,9 +177,9 @@ void pccl_fast_path_shut(pccl_fast_path *path)
 {
     pthread_mutex_lock(&path->mutex);
     fast_path_close(path);
+    path->engine = NULL;
     while (path->preparing > 0)
         (void)pccl_cond_wait(&path->prepared, &path->mutex, pccl_now_ns() + INT64_C(1000) * NS_PER_MS);
-    path->engine = NULL;
     pthread_mutex_unlock(&path->mutex);
     pthread_mutex_lock(&path->looking);
     path->looked_at = NULL;
