@@ -100,8 +100,7 @@ pccl_conn *pccl_conn_create(int fd, pccl_records *records)
 
 void pccl_conn_destroy(pccl_conn *conn)
 {
-    for (unsigned i = 0; i < conn->tx_count; i++)
-        free(conn->tx_frames[i].spill);
+    pccl_conn_tx_drop(conn);
     pccl_records_free(conn->records);
     free(conn);
 }

@@ -198,6 +198,7 @@ static void rx_header(pccl_conn *conn, const uint8_t *header)
     if (broken_rule == NULL) {
         conn->rx_crc = 0;
         conn->rx_expected_crc = frame.payload_crc;
+        frame.has_payload_crc = conn->records == NULL;
         conn->rx_is_eager = frame.type == PCCL_FRAME_EAGER;
         if (frame.type != PCCL_FRAME_DONE)
             broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);

@@ -88,11 +88,12 @@ static pccl_conn_unacked *tx_note_unacked(pccl_conn *conn, const pccl_frame *fra
 static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index)
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
+    conn->link->host->undrained += pccl_conn_is_drained(conn) ? 1 : 0;
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
     frame->received_frames = conn->rx_frames_acked = conn->rx_frames;
     conn->rx_bytes_acked = conn->rx_bytes;
     conn->is_ack_due = 0;
-    if (!frame->has_payload_crc)
+    if (!frame->has_payload_crc && conn->records == NULL)
         frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
@@ -214,6 +215,9 @@ static int tx_gather(pccl_conn *conn, struct iovec *iov, size_t *bytes)
 
 void pccl_conn_tx_drop(pccl_conn *conn)
 {
+    if (pccl_conn_is_drained(conn))
+        return;
+    conn->link->host->undrained--;
     for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
         free(conn->tx_frames[i].spill);
         conn->tx_frames[i].spill = NULL;
@@ -276,6 +280,7 @@ int pccl_conn_flush(pccl_conn *conn)
             pccl_records_sent(conn->records, (size_t)n);
             conn->tx_encrypted_bytes -= (size_t)n;
         }
+        conn->link->host->undrained -= pccl_conn_is_drained(conn) ? 1 : 0;
         if ((size_t)n < bytes)
             return 0;
     }

@@ -343,13 +343,7 @@ int pccl_core_is_drained(const pccl_core *core)
     if (!pccl_list_is_empty(&host->pending_links) || !pccl_list_is_empty(&host->nomem_conns) ||
         !pccl_list_is_empty(&host->lost_conns))
         return 0;
-    for (const pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next) {
-        const pccl_link *link = PCCL_CONTAINER_OF(node, const pccl_link, in_links);
-        for (const pccl_list *at = link->conns.next; at != &link->conns; at = at->next)
-            if (!pccl_conn_is_drained(PCCL_CONTAINER_OF(at, const pccl_conn, in_conns)))
-                return 0;
-    }
-    return 1;
+    return host->undrained == 0;
 }
 
 static int timeout_to(int64_t at_ms, int64_t now_ms) { return at_ms <= now_ms ? 0 : (int)(at_ms - now_ms); }
@@ -434,6 +428,7 @@ void pccl_core_destroy(pccl_core *core)
     while (!pccl_list_is_empty(&core->ops.open))
         pccl_open_ops_end(&core->ops, PCCL_CONTAINER_OF(core->ops.open.next, pccl_op, in_ops), PCCL_ABORT);
     pccl_links_free(&core->links, &core->ops);
+    PCCL_ASSERT(core->receiver.host.undrained == 0);
     pccl_open_ops_free(&core->ops);
     pccl_groups_free(&core->groups);
     free(core->receiver.host.staging);

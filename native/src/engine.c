@@ -303,8 +303,9 @@ static void engine_command(pccl_engine *engine, command *todo)
     pccl_driver_need(&engine->driver);
 }
 
-/* `call`: of the fast path, if it came on that, or NULL. */
-static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pccl_fast_path_call *call)
+/* Makes an op, and the command that submits it. 0 or an error. */
+static int engine_prepare(
+    pccl_engine *engine, const pccl_op_request *request, unsigned events_promised, command **prepared)
 {
     pccl_op *op;
     int status = pccl_op_create(request, engine->pool, engine->op_scratch_bytes_max, &op);
@@ -315,7 +316,7 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
     status = PCCL_E_MEMORY;
     if (request->awaits_completion)
         op->completion = pccl_completion_create(request);
-    op->events_promised = call != NULL ? PCCL_EVENTS_PER_FAST_OP : PCCL_EVENTS_PER_OP;
+    op->events_promised = events_promised;
     op->launched_ns = pccl_now_ns();
     op->caller = pccl_thread_id();
     if (todo != NULL && spare != NULL && (!request->awaits_completion || op->completion != NULL))
@@ -327,25 +328,48 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
         pccl_op_destroy(op);
         return status;
     }
-    if (call != NULL) {
-        op->fast_path = engine->fast_path;
-        op->call = call;
-        call->op = op;
-        call->launched_ns = op->launched_ns;
-        call->drives = call->may_drive && pccl_driver_take(&engine->driver);
-    }
     todo->op = op;
     todo->spare_group = spare;
-    if (call != NULL && call->drives)
-        engine_queue(engine, todo, 0);
-    else
-        engine_command(engine, todo);
+    *prepared = todo;
     return 0;
 }
 
-static int engine_submit_fast(void *engine, const pccl_op_request *request, pccl_fast_path_call *call)
+/* The fast path's */
+
+static int engine_prepare_fast(void *engine, const pccl_op_request *request, void **prepared)
 {
-    return engine_submit(engine, request, call);
+    command *todo;
+    int status = engine_prepare(engine, request, PCCL_EVENTS_PER_FAST_OP, &todo);
+    if (status == 0)
+        *prepared = todo;
+    return status;
+}
+
+static void engine_discard_fast(void *engine, void *prepared)
+{
+    command *todo = prepared;
+    pccl_event_queue_release(((pccl_engine *)engine)->events, todo->op->events_promised);
+    free(todo->op->completion);
+    pccl_op_destroy(todo->op);
+    free(todo->spare_group);
+    free(todo);
+}
+
+static void engine_submit_fast(void *argument, void *prepared, uint64_t sequence, pccl_fast_path_call *call)
+{
+    pccl_engine *engine = argument;
+    command *todo = prepared;
+    pccl_op *op = todo->op;
+    op->request.key.sequence = op->completion->key.sequence = sequence;
+    op->fast_path = engine->fast_path;
+    op->call = call;
+    call->op = op;
+    call->launched_ns = op->launched_ns;
+    call->drives = call->may_drive && pccl_driver_take(&engine->driver);
+    if (call->drives)
+        engine_queue(engine, todo, 0);
+    else
+        engine_command(engine, todo);
 }
 
 static void engine_free(pccl_engine *engine)
@@ -383,7 +407,12 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
     if (engine == NULL)
         return engine_create_failed(NULL, "engine", ENOMEM, error, error_bytes);
     engine->wake.read_fd = engine->wake.write_fd = -1;
-    int rc = pthread_mutex_init(&engine->mutex, NULL);
+    int rc = pccl_keyed_hash_prepare();
+    if (rc != 0) {
+        free(engine);
+        return engine_create_failed(NULL, "getentropy", rc, error, error_bytes);
+    }
+    rc = pthread_mutex_init(&engine->mutex, NULL);
     if (rc != 0) {
         free(engine);
         return engine_create_failed(NULL, "pthread_mutex_init", rc, error, error_bytes);
@@ -415,7 +444,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
-    const pccl_fast_path_engine calls = {engine_submit_fast, engine_take, engine_drive};
+    const pccl_fast_path_engine calls = {
+        engine_prepare_fast, engine_discard_fast, engine_submit_fast, engine_take, engine_drive};
     engine->fast_path = pccl_fast_path_create(engine, &calls, engine->events);
     if (engine->fast_path == NULL)
         return engine_create_failed(engine, "fast path", errno, error, error_bytes);
@@ -595,7 +625,11 @@ int pccl_engine_request_link_metrics(pccl_engine *engine, uint64_t link)
 
 int pccl_engine_submit(pccl_engine *engine, const pccl_op_request *request)
 {
-    return engine_submit(engine, request, NULL);
+    command *todo;
+    int status = engine_prepare(engine, request, PCCL_EVENTS_PER_OP, &todo);
+    if (status == 0)
+        engine_command(engine, todo);
+    return status;
 }
 
 pccl_fast_path *pccl_engine_fast_path(pccl_engine *engine)

@@ -21,6 +21,9 @@ struct pccl_fast_path {
     pccl_event_queue *events;
     pccl_list calls;
     unsigned started; /* of them; atomic */
+    int64_t expiry_ns; /* none of these is to be handed over before */
+    unsigned preparing; /* callers, without the mutex */
+    pthread_cond_t prepared; /* none is any more */
     unsigned driving; /* callers */
     unsigned unheard; /* completed calls not yet reported; atomic */
     unsigned wakes; /* how often the owner was woken for them */
@@ -35,12 +38,17 @@ pccl_fast_path *pccl_fast_path_create(void *engine, const pccl_fast_path_engine 
     int rc = pthread_mutex_init(&path->mutex, NULL);
     if (rc == 0 && (rc = pthread_mutex_init(&path->looking, NULL)) != 0)
         pthread_mutex_destroy(&path->mutex);
+    if (rc == 0 && (rc = pccl_cond_init(&path->prepared)) != 0) {
+        pthread_mutex_destroy(&path->looking);
+        pthread_mutex_destroy(&path->mutex);
+    }
     if (rc != 0) {
         free(path);
         errno = rc;
         return NULL;
     }
     path->references = 1;
+    path->expiry_ns = INT64_MAX;
     path->engine = path->looked_at = engine;
     path->call = *calls;
     path->events = events;
@@ -55,6 +63,7 @@ void pccl_fast_path_release(pccl_fast_path *path)
     if (path == NULL || __atomic_sub_fetch(&path->references, 1, __ATOMIC_ACQ_REL) > 0)
         return;
     PCCL_ASSERT(pccl_list_is_empty(&path->calls));
+    pthread_cond_destroy(&path->prepared);
     pthread_mutex_destroy(&path->looking);
     pthread_mutex_destroy(&path->mutex);
     free(path);
@@ -169,6 +178,8 @@ void pccl_fast_path_shut(pccl_fast_path *path)
     pthread_mutex_lock(&path->mutex);
     fast_path_close(path);
     path->engine = NULL;
+    while (path->preparing > 0)
+        (void)pccl_cond_wait(&path->prepared, &path->mutex, pccl_now_ns() + INT64_C(1000) * NS_PER_MS);
     pthread_mutex_unlock(&path->mutex);
     pthread_mutex_lock(&path->looking);
     path->looked_at = NULL;
@@ -220,20 +231,39 @@ static int call_init(pccl_fast_path_call *call)
     return pccl_cond_init(&call->changed);
 }
 
-/* With the mutex. Returns 0, PCCL_FAST_PATH_CLOSED or an error. */
-static int call_submit(pccl_fast_path *path, pccl_fast_path_call *call, uint64_t number, const pccl_op_request *request,
-    uint64_t *sequence, uint32_t wait_ms)
+/* With the mutex, which it leaves and takes again: what takes memory is done without it. Returns 0,
+ * PCCL_FAST_PATH_CLOSED or an error. */
+static int call_prepare(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, void **prepared)
 {
     if (number == 0 || path->number != number)
         return PCCL_FAST_PATH_CLOSED;
-    pccl_op_request numbered = *request;
-    numbered.key.sequence = *sequence;
-    int status = path->call.submit(path->engine, &numbered, call);
+    void *engine = path->engine;
+    path->preparing++;
+    pthread_mutex_unlock(&path->mutex);
+    int status = path->call.prepare(engine, request, prepared);
+    pthread_mutex_lock(&path->mutex);
+    if (status == 0 && path->number != number) { /* closed meanwhile */
+        path->call.discard(engine, *prepared);
+        status = PCCL_FAST_PATH_CLOSED;
+    }
+    if (--path->preparing == 0)
+        pthread_cond_signal(&path->prepared);
+    return status;
+}
+
+/* With the mutex, as call_prepare. Returns 0, PCCL_FAST_PATH_CLOSED or an error. */
+static int call_submit(pccl_fast_path *path, pccl_fast_path_call *call, uint64_t number, const pccl_op_request *request,
+    uint64_t *sequence, uint32_t wait_ms)
+{
+    void *prepared;
+    int status = call_prepare(path, number, request, &prepared);
     if (status != 0)
         return status;
-    ++*sequence;
+    path->call.submit(path->engine, prepared, (*sequence)++, call);
     call->end_ns = call->launched_ns + (int64_t)wait_ms * NS_PER_MS;
     pccl_list_append(&path->calls, &call->in_calls);
+    if (call->is_started && call->end_ns < path->expiry_ns)
+        path->expiry_ns = call->end_ns;
     return 0;
 }
 
@@ -328,13 +358,10 @@ static int64_t fast_path_have_heard(pccl_fast_path *path, int64_t now_ns)
     return INT64_MAX;
 }
 
-int pccl_fast_path_expire(pccl_fast_path *path)
+/* With the mutex. */
+static void fast_path_hand_over_expired(pccl_fast_path *path, int64_t now_ns)
 {
-    if (__atomic_load_n(&path->started, __ATOMIC_RELAXED) + __atomic_load_n(&path->unheard, __ATOMIC_RELAXED) == 0)
-        return -1;
-    int64_t now_ns = pccl_now_ns();
-    pthread_mutex_lock(&path->mutex);
-    int64_t next_ns = fast_path_have_heard(path, now_ns);
+    path->expiry_ns = INT64_MAX;
     for (pccl_list *node = path->calls.next, *next; node != &path->calls; node = next) {
         pccl_fast_path_call *call = PCCL_CONTAINER_OF(node, pccl_fast_path_call, in_calls);
         next = node->next;
@@ -342,9 +369,22 @@ int pccl_fast_path_expire(pccl_fast_path *path)
             continue;
         if (call->end_ns <= now_ns)
             call_hand_over(path, call);
-        else if (call->end_ns < next_ns)
-            next_ns = call->end_ns;
+        else if (call->end_ns < path->expiry_ns)
+            path->expiry_ns = call->end_ns;
     }
+}
+
+int pccl_fast_path_expire(pccl_fast_path *path)
+{
+    if (__atomic_load_n(&path->started, __ATOMIC_RELAXED) + __atomic_load_n(&path->unheard, __ATOMIC_RELAXED) == 0)
+        return -1;
+    int64_t now_ns = pccl_now_ns();
+    pthread_mutex_lock(&path->mutex);
+    int64_t next_ns = fast_path_have_heard(path, now_ns);
+    if (path->expiry_ns <= now_ns)
+        fast_path_hand_over_expired(path, now_ns);
+    if (path->expiry_ns < next_ns)
+        next_ns = path->expiry_ns;
     pthread_mutex_unlock(&path->mutex);
     return next_ns == INT64_MAX ? -1 : (int)((next_ns - now_ns) / NS_PER_MS) + 1;
 }

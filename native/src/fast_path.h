@@ -10,7 +10,8 @@
  * The problem is the moment at which the owner does have something to decide. Closing the fast path is therefore a cut
  * through the ops:
  *
- *   1. After it nothing is submitted on the fast path, because submitting and closing hold the same mutex.
+ *   1. After it nothing is submitted on the fast path, because submitting and closing hold the same mutex. Memory is
+ *      taken before, without it; an op whose fast path has been closed by then is discarded.
  *   2. Each op that was submitted before is either completed or handed over, never both, because each of the two takes
  *      the call away from the op (pccl_op.call) under the mutex, and the other then finds none.
  *        - Completed: its caller knows that all ranks are done, and its OP_FAST_COMPLETED is among the events.
@@ -66,8 +67,12 @@ struct pccl_fast_path_call {
     pthread_cond_t changed;
 };
 
-/* Submits an op for this call to the engine behind the fast path. 0 or an error. */
-typedef int pccl_fast_path_submit(void *engine, const pccl_op_request *request, pccl_fast_path_call *call);
+/* Makes what is to be submitted, or frees it. 0 or an error. */
+typedef int pccl_fast_path_prepare(void *engine, const pccl_op_request *request, void **prepared);
+typedef void pccl_fast_path_discard(void *engine, void *prepared);
+
+/* Submits it for this call to the engine behind the fast path, as this use of its tag. */
+typedef void pccl_fast_path_submit(void *engine, void *prepared, uint64_t sequence, pccl_fast_path_call *call);
 
 /* Nonzero if the caller drives the engine from now on. */
 typedef int pccl_fast_path_take(void *engine);
@@ -78,6 +83,8 @@ typedef void pccl_fast_path_drive(void *engine, const pccl_fast_path_call *call,
 
 /* What a fast path needs of its engine. */
 typedef struct {
+    pccl_fast_path_prepare *prepare;
+    pccl_fast_path_discard *discard;
     pccl_fast_path_submit *submit;
     pccl_fast_path_take *take;
     pccl_fast_path_drive *drive;

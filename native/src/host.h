@@ -61,6 +61,7 @@ typedef struct pccl_conn_host {
     pccl_list nomem_conns; /* pccl_conn.in_nomem */
     pccl_list ending_conns; /* pccl_conn.in_ending */
     pccl_list pending_links; /* pccl_link.in_pending */
+    unsigned undrained; /* connections that are not: pccl_conn_is_drained */
     pccl_egress egress;
 
     /* The header has come of a frame that is not about connections. Deals with the frame if it has no payload;

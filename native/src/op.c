@@ -355,8 +355,10 @@ int pccl_op_has_sendable(const pccl_op_peer *target)
 
 const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
 {
+    uint8_t is_never_checked = frame->has_payload_crc;
     memset(frame, 0, sizeof *frame);
     frame->type = PCCL_FRAME_SEGMENT;
+    frame->has_payload_crc = is_never_checked;
     frame->key = target->op->request.key;
     return target->op->algorithm->take_sendable(target, frame, index);
 }
@@ -401,6 +403,7 @@ const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint3
     while (frame->payload_bytes < target->eager_bytes) {
         pccl_frame next;
         uint32_t next_index;
+        next.has_payload_crc = frame->has_payload_crc;
         const uint8_t *next_payload = pccl_op_take_sendable(target, &next, &next_index);
         PCCL_ASSERT(next.chunk == frame->chunk && next_payload == payload + frame->payload_bytes);
         frame->payload_bytes += next.payload_bytes;

@@ -240,7 +240,8 @@ int pccl_op_is_complete(const pccl_op *op);
 
 int pccl_op_has_sendable(const pccl_op_peer *target);
 
-/* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index), which may be
+/* Takes the first sendable segment: fills a frame for it, returns its payload. `has_payload_crc` of the frame comes set
+ * where the checksum is never checked, and is then not computed. Then pccl_op_sent(index), which may be
  * PCCL_NO_SEGMENT, once all of the payload is out: nonzero if the op may be done with that. */
 const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);

@@ -12,7 +12,8 @@ enum pccl_op_segment_state {
     PCCL_SEGMENT_FINAL_IN = 4, /* the same */
     PCCL_SEGMENT_PARTIAL_READY = 8, /* ring: may be sent on once the window allows */
     PCCL_SEGMENT_FINAL = 16, /* all of it is here, as it will stay */
-    PCCL_SEGMENT_CHECKED = 32 /* spread, finals of direct: the checksum is known */
+    PCCL_SEGMENT_CHECKED = 32, /* ring, spread, finals of direct: the checksum is known */
+    PCCL_SEGMENT_PLACED = 64 /* spread: this rank's own has gone out once */
 };
 
 #define PCCL_NO_CHUNK UINT32_MAX

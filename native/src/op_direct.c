@@ -171,6 +171,8 @@ static const uint8_t *direct_take_final(pccl_op *op, uint32_t index, pccl_range 
 {
     pccl_op_segment *segment = &op->segments[index];
     const uint8_t *payload = pccl_op_is_quantized(op) ? pccl_op_wire_at(op, index) : pccl_op_recv_at(op, range);
+    if (frame->has_payload_crc)
+        return payload;
     if ((segment->state & PCCL_SEGMENT_CHECKED) == 0)
         segment->crc = pccl_crc32c(0, payload, frame->payload_bytes);
     segment->state |= PCCL_SEGMENT_CHECKED;
@@ -284,8 +286,10 @@ static void direct_reduce(
     reduction->destination = pccl_op_recv_at(op, inbound->range) + first * op->element_bytes;
     reduction->is_payload_first = direct_owner(op) != 0;
     if (shape->world_size == 2) { /* that is all */
-        reduction->sum_crc = &op->segments[inbound->index].crc;
-        op->segments[inbound->index].state |= PCCL_SEGMENT_CHECKED;
+        if (reduction->payload_crc != NULL) {
+            reduction->sum_crc = &op->segments[inbound->index].crc;
+            op->segments[inbound->index].state |= PCCL_SEGMENT_CHECKED;
+        }
         reduction->ranks = shape->reduce_op == PCCL_AVG ? shape->world_size : 0;
     }
     pccl_reduce(shape->dtype, shape->reduce_op, reduction, elements);

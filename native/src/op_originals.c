@@ -61,6 +61,10 @@ void pccl_op_save_for(pccl_frame *frame, pccl_op *op, uint32_t index, pccl_range
     if (op->backup == NULL || op->segments[index].saved == range.count)
         return;
     PCCL_ASSERT(op->segments[index].saved == 0);
+    if (frame->has_payload_crc) {
+        pccl_op_save(op, index, range);
+        return;
+    }
     frame->has_payload_crc = 1;
     frame->payload_crc = pccl_crc32c_copy(
         0, op_backup_at(op, range, 0), pccl_op_recv_at(op, range), (size_t)range.count * op->element_bytes);

@@ -342,7 +342,6 @@ static const char *relay_keep(pccl_op *op, const pccl_frame *frame, pccl_op_inbo
     kept->next = NULL;
     kept->frame = *frame;
     kept->frame.hop++;
-    kept->frame.has_payload_crc = frame->payload_bytes > 0;
     pccl_list_init(&kept->in_kept);
     pccl_list_append(&op->relay.kept, &kept->in_kept);
     lane->received_bytes += relay_charge(frame->payload_bytes);

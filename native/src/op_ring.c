@@ -182,8 +182,10 @@ static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame
         pccl_op_save_for(frame, op, *index, range);
         return pccl_op_send_at(op, range);
     }
-    frame->payload_crc = op->segments[*index].crc;
-    frame->has_payload_crc = 1;
+    if (op->segments[*index].state & PCCL_SEGMENT_CHECKED) {
+        frame->payload_crc = op->segments[*index].crc;
+        frame->has_payload_crc = 1;
+    }
     return ring_sum_at(op, *index, range);
 }
 
@@ -218,6 +220,9 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
         inbound->store = pccl_op_wire_at(op, inbound->index);
     } else if (!inbound->is_final || inbound->payload_bytes > 0) {
         op->segments[inbound->index].crc = inbound->is_final ? frame->payload_crc : 0;
+        *state &= (uint8_t)~PCCL_SEGMENT_CHECKED;
+        if (inbound->is_final && frame->has_payload_crc)
+            *state |= PCCL_SEGMENT_CHECKED;
         inbound->store = inbound->is_final ? ring_sum_at(op, inbound->index, inbound->range) : NULL;
     }
     return NULL;
@@ -232,7 +237,10 @@ static void ring_reduce(
     pccl_tiling_locate(&op->tiling, inbound->index, &chunk, &segment);
     pccl_ring_hops hops = ring_hops(op, chunk);
     reduction->destination = ring_sum_at(op, inbound->index, inbound->range) + first * op->element_bytes;
-    reduction->sum_crc = &op->segments[inbound->index].crc;
+    if (reduction->payload_crc != NULL) {
+        reduction->sum_crc = &op->segments[inbound->index].crc;
+        op->segments[inbound->index].state |= PCCL_SEGMENT_CHECKED;
+    }
     reduction->ranks = shape->reduce_op == PCCL_AVG && ring_is_owner(&hops) ? shape->world_size : 0;
     pccl_reduce(shape->dtype, shape->reduce_op, reduction, elements);
 }

@@ -118,7 +118,7 @@ static void spread_first_hop(const pccl_op_peer *source, uint32_t *chunk, uint32
 }
 
 /* The first time that it goes out. */
-static void spread_place_own(pccl_op *op, uint32_t index, pccl_range range)
+static void spread_place_own(pccl_op *op, uint32_t index, pccl_range range, int is_checked)
 {
     enum { PIECE_BYTES = 16 << 10 };
     pccl_op_segment *segment = &op->segments[index];
@@ -128,11 +128,12 @@ static void spread_place_own(pccl_op *op, uint32_t index, pccl_range range)
     segment->crc = 0;
     for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
         size_t piece_bytes = pccl_min_size(PIECE_BYTES, bytes - at);
-        segment->crc = pccl_crc32c(segment->crc, own + at, piece_bytes);
+        if (is_checked)
+            segment->crc = pccl_crc32c(segment->crc, own + at, piece_bytes);
         if (recv != NULL)
             memcpy(recv + at, own + at, piece_bytes);
     }
-    segment->state |= PCCL_SEGMENT_CHECKED;
+    segment->state |= PCCL_SEGMENT_PLACED | (is_checked ? PCCL_SEGMENT_CHECKED : 0);
     if (recv != NULL)
         pccl_op_note_final(op, index);
 }
@@ -150,10 +151,12 @@ static const uint8_t *spread_take_sendable(pccl_op_peer *target, pccl_frame *fra
     frame->hop = spread_hops(op, frame->chunk).send;
     frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
     PCCL_ASSERT(frame->hop != PCCL_NO_HOP);
-    if (is_own && (op->segments[*index].state & PCCL_SEGMENT_CHECKED) == 0)
-        spread_place_own(op, *index, range);
-    frame->has_payload_crc = (op->segments[*index].state & PCCL_SEGMENT_CHECKED) != 0;
-    frame->payload_crc = frame->has_payload_crc ? op->segments[*index].crc : 0;
+    if (is_own && (op->segments[*index].state & PCCL_SEGMENT_PLACED) == 0)
+        spread_place_own(op, *index, range, !frame->has_payload_crc);
+    if (op->segments[*index].state & PCCL_SEGMENT_CHECKED) {
+        frame->has_payload_crc = 1;
+        frame->payload_crc = op->segments[*index].crc;
+    }
     return is_own ? spread_own_at(op, range) : pccl_op_recv_at(op, range);
 }
 
@@ -176,7 +179,8 @@ static const char *spread_accept(pccl_op_peer *source, const pccl_frame *frame, 
     if (segment->state & PCCL_SEGMENT_FINAL_IN)
         return "the same segment twice";
     segment->state |= PCCL_SEGMENT_FINAL_IN;
-    if (frame->type == PCCL_FRAME_SEGMENT) { /* what an eager one says may be forgotten by now */
+    if (frame->type == PCCL_FRAME_SEGMENT &&
+        frame->has_payload_crc) { /* what an eager one says may be forgotten by now */
         segment->crc = frame->payload_crc;
         segment->state |= PCCL_SEGMENT_CHECKED;
     }

@@ -12,6 +12,7 @@ enum { RECORD_ALL_BYTES_MAX = PCCL_RECORD_BYTES_MAX + PCCL_RECORD_OVERHEAD_BYTES
 PCCL_STATIC_ASSERT(sizeof((pccl_link_keys *)0)->tx == PCCL_CIPHER_KEY_BYTES, key_bytes);
 
 struct pccl_records {
+    const pccl_libcrypto *crypto;
     pccl_cipher *encrypt;
     pccl_cipher *decrypt;
     size_t out_begin;
@@ -19,7 +20,7 @@ struct pccl_records {
     size_t in_begin;
     size_t in_end;
     uint8_t out[PCCL_RECORDS_OUT * RECORD_ALL_BYTES_MAX];
-    uint8_t in[PCCL_RECORDS_IN * RECORD_ALL_BYTES_MAX];
+    uint8_t in[PCCL_RECORDS_IN * RECORD_ALL_BYTES_MAX]; /* decrypted in place */
 };
 
 int pccl_encryption_available(char *error, size_t error_bytes)
@@ -39,11 +40,13 @@ int pccl_records_create(const pccl_link_keys *keys, pccl_records **made)
 {
     char error[256];
     *made = NULL;
-    if (pccl_libcrypto_get(error, sizeof error) == NULL)
+    const pccl_libcrypto *crypto = pccl_libcrypto_get(error, sizeof error);
+    if (crypto == NULL)
         return PCCL_E_ENCRYPTION;
     pccl_records *records = calloc(1, sizeof *records);
     if (records == NULL)
         return PCCL_E_MEMORY;
+    records->crypto = crypto;
     records->encrypt = pccl_cipher_create(keys->tx, PCCL_CIPHER_ENCRYPT, error, sizeof error);
     records->decrypt = pccl_cipher_create(keys->rx, PCCL_CIPHER_DECRYPT, error, sizeof error);
     if (records->encrypt == NULL || records->decrypt == NULL) {
@@ -60,6 +63,7 @@ void pccl_records_free(pccl_records *records)
         return;
     pccl_cipher_free(records->encrypt);
     pccl_cipher_free(records->decrypt);
+    records->crypto->cleanse(records->in, sizeof records->in);
     free(records);
 }
 

@@ -1,13 +1,12 @@
 #include "table.h"
 
 #include "base.h"
-#include "os.h"
 
-#include <fcntl.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/random.h>
 
 void pccl_table_init(pccl_table *table)
 {
@@ -118,23 +117,19 @@ uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words,
 }
 
 static uint64_t process_key[2];
+static int key_error; /* 0: none */
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
-static void draw_key(void)
+static void draw_key(void) { key_error = getentropy(process_key, sizeof process_key) == 0 ? 0 : errno; }
+
+int pccl_keyed_hash_prepare(void)
 {
-    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, process_key, sizeof process_key);
-    if (fd >= 0)
-        close(fd);
-    if (n == (ssize_t)sizeof process_key)
-        return;
-    /* A system without it: what others do not know exactly. */
-    process_key[0] = pccl_hash_u64((uint64_t)pccl_now_ns(), (uint64_t)getpid());
-    process_key[1] = pccl_hash_u64(process_key[0], (uint64_t)(uintptr_t)&n);
+    (void)pthread_once(&key_once, draw_key);
+    return key_error;
 }
 
 uint64_t pccl_keyed_hash(const uint64_t *words, size_t count)
 {
-    (void)pthread_once(&key_once, draw_key);
+    (void)pccl_keyed_hash_prepare();
     return pccl_siphash_1_3(process_key[0], process_key[1], words, count);
 }

@@ -40,6 +40,7 @@ static inline uint64_t pccl_hash_u64(uint64_t seed, uint64_t value)
 
 /* Hashes numbers that others choose: SipHash-1-3 under a key that this process draws at random and keeps to itself, so
  * that these numbers cannot be chosen to collide. */
+int pccl_keyed_hash_prepare(void); /* draws the key; 0, or an errno: there is none */
 uint64_t pccl_keyed_hash(const uint64_t *words, size_t count);
 
 /* Hashes the words, as their little-endian bytes, under this key; for tests. */

@@ -6,7 +6,8 @@
  * sends, in some order, with DONE at any place, the first included, and perhaps something said more than once; lengths
  * are at the boundaries of elements, segments and chunks, and parts of exchanges of any length, zero included. Bytes and fields of frames are then changed, most of them with their checksums made right again:
  * what has a wrong one gets no further than that. Ops are of every collective, algorithm and form that they have, with
- * windows of one segment in half of all streams. A stream is written to a link of its own, with one connection or two,
+ * windows of one segment in half of all streams. A quarter of them are encrypted, and some come after their op has
+ * ended. A stream is written to a link of its own, with one connection or two,
  * which is then closed. What must hold:
  *
  *     the process lives (run it under ASan and UBSan)
@@ -18,6 +19,7 @@
  * Everything is drawn from the seed. Built with -fsanitize=fuzzer and PCCL_LIBFUZZER defined, the same is done with
  * streams that libFuzzer makes. */
 #include "plans.h"
+#include "records.h"
 #include "tiling.h"
 #include "wire.h"
 
@@ -69,7 +71,7 @@ static void require(int condition, const char *what)
     }
 }
 
-static void write_some(int fd, const uint8_t *data, size_t bytes)
+static void write_plain(int fd, const uint8_t *data, size_t bytes)
 {
     while (bytes > 0) {
         ssize_t n = send(fd, data, bytes, MSG_NOSIGNAL);
@@ -77,6 +79,26 @@ static void write_some(int fd, const uint8_t *data, size_t bytes)
             return; /* the engine has hung up */
         data += n;
         bytes -= (size_t)n;
+    }
+}
+
+/* In records, if there are any. */
+static void write_some(int fd, pccl_records *records, const uint8_t *data, size_t bytes)
+{
+    if (records == NULL) {
+        write_plain(fd, data, bytes);
+        return;
+    }
+    while (bytes > 0) {
+        size_t plain_bytes = 1 + below((uint32_t)bytes);
+        size_t encrypted_bytes = pccl_records_encrypt(records, data, plain_bytes);
+        require(encrypted_bytes > 0, "encryption");
+        data += encrypted_bytes;
+        bytes -= encrypted_bytes;
+        size_t out_bytes;
+        const uint8_t *out = pccl_records_out(records, &out_bytes);
+        write_plain(fd, out, out_bytes);
+        pccl_records_sent(records, out_bytes);
     }
 }
 
@@ -457,11 +479,13 @@ typedef struct {
     uint64_t links[WORLD_MAX]; /* to each rank */
     uint32_t world;
     int peers[WORLD_MAX][CONNECTIONS_MAX];
+    pccl_records *records[WORLD_MAX][CONNECTIONS_MAX]; /* of these ends; NULL: they are not encrypted */
     uint32_t connections;
     float values[COUNT];
     float result[COUNT];
     part_counts counts;
     pccl_op_request request;
+    int is_ended;
     int is_detached; /* values and result are the caller's again, who has written there */
     int is_with_honest; /* an honest reduce is in flight meanwhile */
     uint64_t honest_op;
@@ -477,13 +501,22 @@ static void play_open(play *p)
         p->links[rank] = next_number++;
     for (int i = 0; i < COUNT; i++)
         p->values[i] = (float)i;
-    p->is_detached = 0;
+    p->is_detached = p->is_ended = 0;
+    char error[256];
+    int is_encrypted = below(4) == 0 && pccl_encryption_available(error, sizeof error) == 0;
     p->request = fuzzed_request(next_number++, p->links, p->world, p->values, p->result, &p->counts);
     for (uint32_t rank = 0; rank < p->world; rank++)
         for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++) {
             int fds[2];
             pair_unix(fds);
-            require(pccl_engine_link_add(victim->engine, p->links[rank], fds[0], NULL) == 0, "link_add");
+            key_pair keys;
+            key_pair_make(&keys);
+            p->records[rank][i] = NULL;
+            if (is_encrypted)
+                require(pccl_records_create(&keys.ends[1], &p->records[rank][i]) == 0, "records");
+            require(
+                pccl_engine_link_add(victim->engine, p->links[rank], fds[0], is_encrypted ? &keys.ends[0] : NULL) == 0,
+                "link_add");
             p->peers[rank][i] = fds[1];
         }
     require(pccl_engine_submit(victim->engine, &p->request) == 0, "submit");
@@ -515,7 +548,7 @@ static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
 /* Takes the op's buffers from it, wherever the streams have brought it. */
 static void play_detach(play *p)
 {
-    if (p->is_detached)
+    if (p->is_detached || p->is_ended)
         return;
     p->is_detached = 1;
     require(pccl_engine_detach(honest.nodes[0].engine, p->request.op) == 0, "detach");
@@ -524,6 +557,14 @@ static void play_detach(play *p)
         require(p->values[i] == (float)i, "the input is as it was when the op lets go of it");
     for (int i = 0; i < COUNT; i++)
         p->values[i] = p->result[i] = (float)-i;
+}
+
+/* Aborts the op while its peers still announce it. */
+static void play_end(play *p)
+{
+    require(pccl_engine_end(honest.nodes[0].engine, p->request.op, PCCL_ABORT) == 0, "end");
+    wait_for(0, PCCL_EVENT_OP_ENDED, p->request.op);
+    p->is_ended = 1;
 }
 
 static void play_close(play *p)
@@ -550,15 +591,17 @@ static void play_close(play *p)
             wait_for(0, PCCL_EVENT_LINK_LOST, p->links[rank]);
             require(pccl_engine_link_close(victim->engine, p->links[rank]) == 0, "link_close");
         }
-    require(pccl_engine_end(victim->engine, p->request.op, 0) == 0, "end");
-    wait_for(0, PCCL_EVENT_OP_ENDED, p->request.op);
+    if (!p->is_ended)
+        play_end(p);
     for (int i = 0; i < COUNT; i++)
         require(p->values[i] == (p->is_detached ? (float)-i : (float)i), "the input is as it was");
     for (int i = 0; p->is_detached && i < COUNT; i++)
         require(p->result[i] == (float)-i, "nobody writes where the op was");
     for (uint32_t rank = 0; rank < p->world; rank++)
-        for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++)
+        for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++) {
             close(p->peers[rank][i]);
+            pccl_records_free(p->records[rank][i]);
+        }
     victim->events_count = 0; /* mismatches and the like, which are fine */
     streams_done++;
 }
@@ -607,7 +650,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         pccl_frame_set_header_crc(bytes + at);
         at += PCCL_FRAME_BYTES + (payload_bytes < left ? payload_bytes : left);
     }
-    write_some(p.peers[p.request.rank == 0 ? 1 : 0][0], bytes, size);
+    uint32_t sender = p.request.rank == 0 ? 1 : 0;
+    write_some(p.peers[sender][0], p.records[sender][0], bytes, size);
     play_close(&p);
     check_nothing_left();
     return 0;
@@ -662,13 +706,14 @@ static void play_stream(play *p, uint32_t sender, uint32_t connection, tally *ma
     if (!is_whole && below(4) == 0)
         s.size -= below((uint32_t)s.size);
     int fd = p->peers[sender][connection];
+    pccl_records *records = p->records[sender][connection];
     if (below(8) == 0 && cut < s.size) {
-        write_some(fd, s.bytes, cut);
+        write_some(fd, records, s.bytes, cut);
         await_answer(fd);
-        write_some(fd, s.bytes + cut, s.size - cut);
+        write_some(fd, records, s.bytes + cut, s.size - cut);
         await_answer(fd);
     } else {
-        write_some(fd, s.bytes, s.size);
+        write_some(fd, records, s.bytes, s.size);
     }
 }
 
@@ -686,6 +731,8 @@ static void play_some(uint64_t frames_max, tally *made)
                     play_stream(&p, sender, connection, made);
                     if (below(8) == 0)
                         play_detach(&p);
+                    if (!p.is_ended && below(8) == 0)
+                        play_end(&p); /* later streams announce what has ended */
                 }
         play_close(&p);
         if (streams_done % 1000 == 0) {

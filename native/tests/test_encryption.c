@@ -1,9 +1,30 @@
 /* Engines over encrypted connections: the same results, nothing to be read or changed on the way. */
 #include "trial.h"
 
+#include "frame.h"
 #include "proxy.h"
 
 enum { STALL_MS = 60000 };
+
+static uint64_t checked_bytes; /* of more than headers, by any thread */
+
+/* Calls of these come through here (the Makefile's --wrap). */
+uint32_t __real_pccl_crc32c(uint32_t crc, const void *data, size_t bytes);
+uint32_t __wrap_pccl_crc32c(uint32_t crc, const void *data, size_t bytes);
+uint32_t __wrap_pccl_crc32c(uint32_t crc, const void *data, size_t bytes)
+{
+    if (bytes > PCCL_FRAME_BYTES)
+        __atomic_fetch_add(&checked_bytes, bytes, __ATOMIC_RELAXED);
+    return __real_pccl_crc32c(crc, data, bytes);
+}
+
+uint32_t __real_pccl_crc32c_copy(uint32_t crc, void *to, const void *from, size_t bytes);
+uint32_t __wrap_pccl_crc32c_copy(uint32_t crc, void *to, const void *from, size_t bytes);
+uint32_t __wrap_pccl_crc32c_copy(uint32_t crc, void *to, const void *from, size_t bytes)
+{
+    __atomic_fetch_add(&checked_bytes, bytes, __ATOMIC_RELAXED);
+    return __real_pccl_crc32c_copy(crc, to, from, bytes);
+}
 
 /* Buffers of the systems so small that hardly a send or receive is whole. */
 static void link_narrowly(world *w)
@@ -34,6 +55,41 @@ static void results_through_narrow_sockets(void)
         trial_run(&w, &shape, run / 2 % 2);
     }
     world_close(&w);
+}
+
+/* Records are authenticated: a checksum would be one more pass over all bytes. */
+static void nothing_is_checksummed_as_well(void)
+{
+    static const uint32_t counts[] = {1000, 50000};
+    checked_bytes = 0;
+    for (uint32_t size = 2; size < 4; size++)
+        for (int run = 0; run < 4; run++) {
+            world w;
+            world_open(&w, size, 1, 0, 0);
+            pccl_op_shape shape = plain_shape(counts[run % 2], PCCL_FLOAT32, PCCL_SUM, 8192, size);
+            trial_run(&w, &shape, run / 2);
+            world_close(&w);
+        }
+    CHECK_MSG(checked_bytes == 0, "%llu bytes", (unsigned long long)checked_bytes);
+}
+
+/* Of two links around a ring one is encrypted. */
+static void plain_links_are_checksummed_all_the_same(void)
+{
+    for (int run = 0; run < 4; run++) {
+        world w;
+        world_init(&w, 3);
+        for (uint32_t rank = 0; rank < 3; rank++)
+            node_open(&w.nodes[rank], 0);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            tested_encryption = rank != 1;
+            world_link(&w, rank, (rank + 1) % 3, 0);
+        }
+        tested_encryption = 1;
+        pccl_op_shape shape = plain_shape(run % 2 ? 50000 : 1000, PCCL_FLOAT32, PCCL_SUM, 8192, 3);
+        trial_run(&w, &shape, run / 2);
+        world_close(&w);
+    }
 }
 
 /* An op ends while its bytes are half on their way; the next one is right. */
@@ -176,6 +232,8 @@ int main(void)
     for (int algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
         tested_algorithm = (uint8_t)algorithm;
         RUN(results_through_narrow_sockets);
+        RUN(nothing_is_checksummed_as_well);
+        RUN(plain_links_are_checksummed_all_the_same);
         RUN(ops_end_half_sent);
         RUN(a_flipped_bit_never_reaches_a_result);
         RUN(ops_survive_lost_connections);

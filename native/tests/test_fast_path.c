@@ -380,6 +380,60 @@ static void time_in_ops_is_told(void)
         pccl_fast_path_release(g.paths[rank]);
 }
 
+/* One thread's next calls of calloc wait until they are let go, or for so long. */
+static struct {
+    pthread_t thread;
+    int state; /* atomic: 0: nothing, 1: the thread's calls wait, 2: one of them does, 3: let go, 4: waited in vain */
+} slow_memory;
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    int waiting = 1;
+    if (__atomic_load_n(&slow_memory.state, __ATOMIC_ACQUIRE) == 1 &&
+        pthread_equal(slow_memory.thread, pthread_self()) &&
+        __atomic_compare_exchange_n(&slow_memory.state, &waiting, 2, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        int64_t end_ms = now_ms() + 2000;
+        while (__atomic_load_n(&slow_memory.state, __ATOMIC_ACQUIRE) == 2 && now_ms() < end_ms)
+            poll(NULL, 0, 1);
+        waiting = 2;
+        __atomic_compare_exchange_n(&slow_memory.state, &waiting, 4, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    }
+    return __real_calloc(count, bytes);
+}
+
+static void *caller_main_slowly(void *argument)
+{
+    slow_memory.thread = pthread_self();
+    __atomic_store_n(&slow_memory.state, 1, __ATOMIC_RELEASE);
+    return caller_main(argument);
+}
+
+/* The owner closes the path, and destroys the engine, while a caller waits for memory: its op is not submitted. */
+static void memory_for_an_op_is_taken_beside_the_path(void)
+{
+    for (int is_destroyed = 0; is_destroyed < 2; is_destroyed++) {
+        fast_world g;
+        trial t;
+        fast_world_open_trial(&g, &t, 2, 100);
+        caller c = caller_of(&g, &t, 0, WAIT_MS);
+        if (pthread_create(&c.thread, NULL, caller_main_slowly, &c) != 0)
+            stop_test("thread");
+        while (__atomic_load_n(&slow_memory.state, __ATOMIC_ACQUIRE) != 2)
+            poll(NULL, 0, 1);
+        CHECK(pccl_fast_path_close(c.path));
+        int waiting = 2;
+        CHECK(__atomic_compare_exchange_n(&slow_memory.state, &waiting, 3, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+        if (is_destroyed)
+            node_close(&g.w.nodes[0]);
+        pthread_join(c.thread, NULL);
+        slow_memory.state = 0;
+        CHECK(c.outcome == PCCL_FAST_PATH_CLOSED && c.sequence == g.sequences[0]);
+        fast_world_close_trial(&g, &t);
+    }
+}
+
 /* Any thread may look at an engine while another one destroys it. */
 static void *look(void *argument)
 {
@@ -620,6 +674,7 @@ int main(void)
     RUN(callers_serve_the_owner);
     RUN(callers_take_turns);
     RUN(time_in_ops_is_told);
+    RUN(memory_for_an_op_is_taken_beside_the_path);
     RUN(engines_may_go_while_they_are_looked_at);
     RUN(callers_are_completed);
     RUN(callers_and_owners_share_ops);

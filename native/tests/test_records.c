@@ -4,7 +4,23 @@
 #include "records.h"
 #include "trial.h"
 
+#include <malloc.h>
+
 enum { STREAM_BYTES_MAX = 400 * 1000 };
+
+static int looks_at_freed;
+static size_t plain_bytes_freed; /* what was in freed memory of several letters 'f' in a row */
+
+/* Calls of free come through here (the Makefile's --wrap). */
+void __real_free(void *memory);
+void __wrap_free(void *memory);
+void __wrap_free(void *memory)
+{
+    size_t bytes = memory != NULL && looks_at_freed ? malloc_usable_size(memory) : 0;
+    for (size_t i = 0; i + 8 <= bytes; i++)
+        plain_bytes_freed += memcmp((const uint8_t *)memory + i, "ffffffff", 8) == 0;
+    __real_free(memory);
+}
 
 typedef struct {
     pccl_records *ours;
@@ -208,6 +224,20 @@ static void another_key_decrypts_nothing(void)
     ends_free(&other);
 }
 
+static void what_was_decrypted_is_wiped(void)
+{
+    ends e;
+    int is_refused;
+    uint8_t stream[STREAM_BYTES], decrypted[STREAM_BYTES];
+    ends_make(&e);
+    CHECK(small_stream(e.ours, stream) == sizeof stream);
+    CHECK(decrypt_all(e.theirs, stream, sizeof stream, 1000, decrypted, &is_refused) == RECORDS * SMALL_BYTES);
+    looks_at_freed = 1;
+    ends_free(&e);
+    looks_at_freed = 0;
+    CHECK(plain_bytes_freed == 0);
+}
+
 int main(void)
 {
     RUN(a_stream_comes_out_as_it_went_in);
@@ -215,5 +245,6 @@ int main(void)
     RUN(records_out_of_place_are_refused);
     RUN(a_truncated_record_is_never_decrypted);
     RUN(another_key_decrypts_nothing);
+    RUN(what_was_decrypted_is_wiped);
     return check_summary();
 }

@@ -8,6 +8,7 @@ engine like any other. The peers see the same op as from a CPU.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,7 +165,14 @@ class Engine:
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         """Take ownership of a connected socket, the link's connection `index`. With `keys` its traffic is encrypted."""
-        self._call(lib.pccl_engines_link_add, link, index, fd, link_keys(keys))
+        try:
+            native_keys = link_keys(keys)
+            if self._handle == ffi.NULL:
+                raise EngineFailedError(CLOSED)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._call(lib.pccl_engines_link_add, link, index, fd, native_keys)
 
     def set_link_timeout(self, seconds: float) -> None:
         """Set for how long data may be in flight without progress before a link is lost; 0: no limit."""
@@ -233,8 +241,10 @@ class Engine:
         status = function(handle, *args)
         if status == lib.PCCL_E_MEMORY:
             raise MemoryError(f"engine: {function.__name__}")
-        if status != lib.PCCL_OK:
-            raise ValueError(f"the engine refused the arguments of {function.__name__} (status {status})")
+        if status == lib.PCCL_E_INVALID:
+            raise ValueError(f"the engine refused the arguments of {function.__name__}")
+        if status != lib.PCCL_OK:  # the system or OpenSSL denies what this process had before
+            raise EngineFailedError(f"{function.__name__} failed (status {status})")
 
 
 @dataclass(slots=True)
