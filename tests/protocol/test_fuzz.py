@@ -39,7 +39,7 @@ def test_kept_state_is_detected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     class Leaking(fuzz.AgainstCodec):
         def round(self) -> None:
             super().round()
-            if self._mutator.count % 10 == 0:
+            if self._mutator.count % 2 == 0:
                 left.append(object())
 
     monkeypatch.setattr(fuzz, "TARGETS", ((1, Leaking),))

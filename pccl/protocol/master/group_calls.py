@@ -29,6 +29,10 @@ from pccl.protocol.master.verdicts import OpVerdicts
 from pccl.protocol.messages import Kind, OpRef, PendingAnswer, SyncOffer, TensorOffer
 from pccl.types import Result, SharedStateSyncStrategy
 
+OVER_S = 1.0
+"""How long are_peers_pending waits before an op that others wait in ends it. A peer reports that it has completed an op
+only afterwards, so a faster peer's next call may arrive before that report."""
+
 
 class GroupCalls:
     def __init__(
@@ -164,6 +168,18 @@ class GroupCalls:
 
     # Deadlocked calls.
 
+    def deadlines(self) -> list[float]:
+        now = self._state.now
+        waits = (
+            wait
+            for group in self._state.groups.values()
+            if group.running and group.ledger.stalled and group.waiting[Kind.ARE_PEERS_PENDING]
+            for wait in self._waits_of(group.ring).values()
+        )
+        return [
+            wait.since + OVER_S for wait in waits if wait.kind == Kind.ARE_PEERS_PENDING and now < wait.since + OVER_S
+        ]
+
     def end_deadlocked(self) -> None:
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
             return
@@ -226,11 +242,16 @@ class GroupCalls:
             self._end(waits, vote.reason)
 
     def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
+        may_be_over = completion.is_mutual(op.tag, group.is_mutual)
+        asked_by = self._state.now - (OVER_S if may_be_over else 0.0)
         return {
             peer: wait
             for peer, wait in self._waits_of(group.participants(op)).items()
             if peer not in stuck
-            and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
+            and (
+                wait.kind in Kind.EXCLUSIVE
+                or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops and wait.since <= asked_by)
+            )
         }
 
     def _end(self, waits: Mapping[int, Wait], reason: str, answer: int = PendingAnswer.ELSEWHERE) -> None:

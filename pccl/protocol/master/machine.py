@@ -195,7 +195,7 @@ class Master:
             return None
         answer_limit_s = self.state.options.answer_limit_s
         times = [asked_at + answer_limit_s for asked_at in islice(self.state.asked_at.values(), 1)]
-        for part in (self.admission, self.liveness, self._missing, self._ring_change):
+        for part in (self.admission, self.liveness, self._missing, self._ring_change, self._calls):
             times += part.deadlines()
         times += [self.links.evidence_due_at] if self.links.evidence_due_at is not None else []
         return min(times, default=None)
