@@ -63,7 +63,7 @@ def main() -> int:
         return 1
     target = max(min(row["validation_loss"] for row in each) for each in rows.values())
     print(f"\n{options.peers} peers, one {options.slower:g} times slower; {options.inner} inner steps")
-    print(f"| run | validation loss | {target:.4f} after | outer steps until then | of its time waited |")
+    print(f"| run | validation loss | {target:.4f} after | outer steps until then | share of time waited |")
     print("| --- | --- | --- | --- | --- |")
     for name, each in rows.items():
         reached = next(i for i, row in enumerate(each) if row["validation_loss"] <= target)

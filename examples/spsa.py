@@ -41,9 +41,7 @@ parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps
 parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
 parser.add_argument("--log", type=Path, metavar="FOLDER", help="write a log of all steps there")
 parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a log, without data or a network")
-parser.add_argument(
-    "--pause", type=float, default=0.0, metavar="SECONDS", help="wait in each step, as if it took longer"
-)
+parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="extra time in each step")
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # several peers share this machine's cores

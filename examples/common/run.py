@@ -54,10 +54,7 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
         parser.add_argument("--weighted", action="store_true", help="weight peers by the tokens they have trained on")
     if fragments is not None:
         parser.add_argument(
-            "--fragments",
-            type=int,
-            default=fragments,
-            help="parts of the model that are averaged in turn (default: %(default)s)",
+            "--fragments", type=int, default=fragments, help="model parts averaged in turn (default: %(default)s)"
         )
     options = parser.parse_args()
     torch.set_num_threads(1)  # several peers share this machine's cores
