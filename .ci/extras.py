@@ -1,4 +1,4 @@
-"""The requirements of extras of this project, one a line: `python3 .ci/extras.py NAME ...`.
+"""Prints the requirements of this project's extras, one per line: `python3 .ci/extras.py NAME ...`.
 
 `pip install -e '.[NAME]'` would build the extension again.
 """
@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra, with those of the extras that it includes."""
+    """Return the requirements of an extra, including those of the extras that it includes."""
     found: list[str] = []
     for each in PROJECT["optional-dependencies"][extra]:
         included = re.fullmatch(rf"{re.escape(PROJECT['name'])}\[(.+)\]", each)

@@ -1,17 +1,17 @@
-"""The commands and programs that README.md and the pages of docs/ show, as CI runs them.
+"""The commands and programs in README.md and docs/, as CI runs them.
 
     python3 .ci/readme_commands.py NAME      # a shell script that runs the block of that name
-    python3 .ci/readme_commands.py --list    # all names, one a line
-    python3 .ci/readme_commands.py --check   # Python blocks compile, and every block says whether CI runs it
+    python3 .ci/readme_commands.py --list    # all names, one per line
+    python3 .ci/readme_commands.py --check   # check that Python blocks compile and that every block has a mark
 
-Above each fenced block of shell or Python stands one of
+Each fenced shell or Python block must be preceded by one of
 
-    <!-- ci: NAME -->           CI runs it. Blocks of one name are the same text.
+    <!-- ci: NAME -->           CI runs it. Blocks with the same name must be identical.
     <!-- ci: NAME (4 copies) -->
     <!-- by hand: REASON -->    CI cannot: it takes a second host, root, torch, minutes ...
 
-A Python block is a whole program: `pccl launch` starts two copies of it, or the number given. A shell block runs as it
-stands, or at the place of the word `BLOCK` in `.ci/snippets/NAME.sh.in` (which starts a master, for example).
+A Python block is a whole program: `pccl launch` starts two copies of it, or the given number. A shell block runs as it
+is, or in place of the word `BLOCK` in `.ci/snippets/NAME.sh.in` (which starts a master, for example).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PLACE = re.compile(r"^(?P<indent> *)BLOCK$", flags=re.MULTILINE)
 class Block:
     where: str
     name: str
-    """Empty where CI does not run it."""
+    """Empty if CI does not run the block."""
     is_judged: bool
-    """It says whether CI runs it."""
+    """Whether the block has a mark that states whether CI runs it."""
     language: str
     body: str
     copies: int = 2
@@ -55,7 +55,7 @@ def blocks(root: Path) -> Iterator[Block]:
 
 
 def named(root: Path) -> dict[str, Block]:
-    """What CI runs, by name."""
+    """Return the blocks that CI runs, by name."""
     result: dict[str, Block] = {}
     for block in blocks(root):
         if block.name and result.setdefault(block.name, block).body != block.body:
@@ -64,7 +64,7 @@ def named(root: Path) -> dict[str, Block]:
 
 
 def script(root: Path, block: Block) -> str:
-    """Shell commands that run a block."""
+    """Return shell commands that run a block."""
     if block.language == "python":
         file = f"build/snippets/{block.name}.py"
         write = f"mkdir -p build/snippets\ncat >{file} <<'END OF {block.name}'\n{block.body}END OF {block.name}\n"
@@ -80,7 +80,7 @@ def script(root: Path, block: Block) -> str:
 
 
 def check(root: Path) -> list[str]:
-    """What is wrong with the blocks, one line each."""
+    """Return the problems with the blocks, one line each."""
     wrong = []
     for block in blocks(root):
         if not block.is_judged:

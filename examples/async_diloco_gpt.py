@@ -1,11 +1,11 @@
-"""Asynchronous DiLoCo: as diloco_gpt.py, with communication during the inner steps.
+"""Asynchronous DiLoCo: like diloco_gpt.py, but communicates during the inner steps.
 
     pccl launch -n 4 examples/async_diloco_gpt.py
 
-The model is in two fragments that take turns, one every 25 inner steps, so that each is averaged once in 50 and its
-update comes 25 inner steps late (`--fragments 1`: the whole model, 50 late). The column "waited s" is the time that
-peer 0 waited for the network (and, on one machine, for slower peers). Peers may be killed or join at any time. Options
-and commands between hosts are those of diloco_gpt.py.
+The model consists of two fragments, which are averaged in turn, one every 25 inner steps. So each is averaged once in
+50 inner steps, and its update is applied 25 inner steps late (`--fragments 1`: the whole model, 50 late). The column
+"waited s" is the time that peer 0 waited for the network (and, on one machine, for slower peers). Peers may be killed
+or join at any time. Options and commands between hosts are those of diloco_gpt.py.
 """
 
 from common.run import prepare
@@ -30,7 +30,7 @@ with Communicator() as communicator:
     )
 
     def show(steps: list[OuterStep], loss: float) -> None:
-        # The model holds this peer's own parameters; validate the common ones.
+        # The model holds this peer's own parameters, but the common ones are validated.
         validation_loss = None
         if progress.is_shown:
             here = [parameter.detach().clone() for parameter in model.parameters()]
@@ -50,7 +50,7 @@ with Communicator() as communicator:
         )
 
     run.resume(diloco)
-    diloco.join(options.peers)  # waits for all, or enters a run that is under way
+    diloco.join(options.peers)  # waits for all, or joins a run in progress
     steps: list[OuterStep] = []
     losses: list[float] = []
     loss = 0.0

@@ -1,13 +1,13 @@
-"""A training loop that outlives its members: kill any process at any time, start new ones while it runs.
+"""A training loop that survives the loss of peers: kill any process at any time, and start new ones while it runs.
 
     pccl launch -n 4 examples/churn.py
 
-Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, add some. At the end
-all remaining peers print the same digest of their weights. `examples/churn.py 1000` runs for 1000 steps.
+Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, and add others. At
+the end, all remaining peers print the same digest of their weights. `examples/churn.py 1000` runs for 1000 steps.
 
-In the order of the loop:
-- admit_peers admits newcomers and synchronizes the state after that, so newcomers start from the others' weights;
-- a reduce that loses a peer fails on all survivors alike and leaves the gradient unchanged: they repeat the step;
+The loop has three steps:
+- admit_peers admits newcomers and then synchronizes the state, so newcomers start from the others' weights;
+- a reduction that loses a peer fails on all survivors and leaves the gradient unchanged, so they repeat the step;
 - the update depends on the reduced gradient only, so the weights stay bit-identical.
 """
 
@@ -28,7 +28,7 @@ LEARNING_RATE = 0.3 / FEATURES
 master = os.environ["PCCL_MASTER"]
 print(f"pid {os.getpid()}; PCCL_MASTER={master} python {sys.argv[0]} {STEPS} adds a peer")
 
-# All peers learn the same function, each from samples of its own.
+# All peers learn the same function, each from its own samples.
 truth = np.random.default_rng(0).standard_normal(FEATURES).astype(np.float32)
 samples = np.random.default_rng(os.getpid())
 weights = np.zeros(FEATURES, np.float32)
@@ -38,7 +38,7 @@ state = SharedState.from_numpy({"weights": weights})
 def gradient_of_own_batch() -> tuple[np.ndarray, float]:
     inputs = samples.standard_normal((BATCH, FEATURES)).astype(np.float32)
     errors = inputs @ (weights - truth)
-    time.sleep(0.02)  # stands for the computing of a larger model
+    time.sleep(0.02)  # simulates the computation of a larger model
     return inputs.T @ errors / BATCH, float(np.mean(errors**2))
 
 

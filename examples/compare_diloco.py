@@ -1,20 +1,20 @@
-"""Shows what DiLoCo saves and what it costs: one model and text, as many tokens, in eight ways by four peers each.
+"""Shows what DiLoCo saves and what it costs: four peers train one model in eight ways, on the same number of tokens.
 
     python examples/compare_diloco.py
 
-Runs diloco_gpt.py, async_diloco_gpt.py and ddp_gpt.py one after the other, with a master of its own, and ends with a
-table: the validation loss against that of data parallelism at every step, and the bytes that a peer sent. In the runs
-with churn a peer is killed (SIGKILL) every few outer steps and started again at once, which then joins; the next kill
-waits until it has. All digests that any two peers have after the same outer step are compared. Exit code 1: digests
-differed, or a run failed. `--only NAME ...` makes some of the runs, `--plot FILE` draws the losses, `--steps` and
-`--inner` make it longer or shorter. `--seeds 3` makes each three times, from other weights and with the text in another
-order, and gives means and standard deviations.
+Runs diloco_gpt.py, async_diloco_gpt.py and ddp_gpt.py one after the other, each with its own master, and prints a
+table: the validation loss compared with data parallelism at every step, and the bytes that a peer sent. In the runs
+with churn, a peer is killed (SIGKILL) every few outer steps and restarted at once; the next kill waits until it has
+joined. All digests that any two peers have after the same outer step are compared. Exit code 1 means that digests
+differed or a run failed. `--only NAME ...` selects runs, `--plot FILE` plots the losses, `--steps` and `--inner` make
+the runs longer or shorter. `--seeds 3` repeats each run three times, with different weights and order of the text, and
+prints means and standard deviations.
 
     python examples/compare_diloco.py --sweep
 
-makes DDP, and DiLoCo with 1, 2, 4 and 8 peers and 10, 50 and 200 inner steps, each with as many tokens in all, so that
-two peers have half the batch of one: as in "Scaling Laws for DiLoCo" (Charles et al. 2025, arXiv:2503.09799), from
-which M, for peers, and H, for inner steps, are taken.
+runs DDP, and DiLoCo with 1, 2, 4 and 8 peers and 10, 50 and 200 inner steps. All runs have the same total number of
+tokens, so each of two peers has half the batch of a single one. The letters M (peers) and H (inner steps) are those of
+"Scaling Laws for DiLoCo" (Charles et al. 2025, arXiv:2503.09799).
 """
 
 import argparse
@@ -63,7 +63,7 @@ def sweep_name(peers: int, inner: int) -> str:
 
 
 def planned(options: argparse.Namespace, settings: Settings) -> Iterator[tuple[str, Kind, Settings]]:
-    """The runs of one seed."""
+    """Yield the runs for one seed."""
     if not options.sweep:
         for name in options.only:
             yield name, KINDS[name], settings
@@ -79,13 +79,13 @@ def planned(options: argparse.Namespace, settings: Settings) -> Iterator[tuple[s
 
 
 def mean(values: list[float], form: str) -> str:
-    """Return the mean as text, with the standard deviation where there are several values."""
+    """Return the mean as text, with the standard deviation if there are several values."""
     text = format(statistics.fmean(values), form)
     return f"{text} ± {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else text
 
 
 def compared(results: Results, name: str, key: str) -> list[tuple[float, float]]:
-    """A figure of ddp's and of another run's, of each seed that both have."""
+    """Return a figure of ddp and of another run, for each seed that both have."""
     base = results.get("ddp", {}) if name != "ddp" else {}
     return [(base[seed][key], result[key]) for seed, result in results[name].items() if seed in base]
 
@@ -127,15 +127,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME", help=", ".join(KINDS))
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
-    parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
-    parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="so many runs of each (default: %(default)s)")
-    parser.add_argument("--sweep", action="store_true", help="numbers of peers and of inner steps, instead")
+    parser.add_argument("--inner", type=int, default=50, help="inner steps per outer step (default: %(default)s)")
+    parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds for each run (default: %(default)s)")
+    parser.add_argument("--sweep", action="store_true", help="vary the numbers of peers and of inner steps instead")
     parser.add_argument("--sweep-peers", type=int, nargs="+", default=[1, 2, 4, 8], metavar="COUNT")
     parser.add_argument("--sweep-inner", type=int, nargs="+", default=[10, 50, 200], metavar="COUNT")
-    parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to those in this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="of the last seed")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the losses of the last seed")
     options = parser.parse_args()
     results: Results = {}
     if options.json is not None and options.json.exists():

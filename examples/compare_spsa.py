@@ -1,18 +1,18 @@
-"""Shows what SPSA with shared seeds promises: many peers with a byte each are as good as one machine that works alone.
+"""Shows what SPSA with shared seeds promises: many peers that send a byte each do as well as one machine alone.
 
     python examples/compare_spsa.py
 
-Runs spsa.py with a master of its own, and ends with a table:
+Runs spsa.py with its own master, and prints a table:
 
-    reference  one machine, four directions a step, their projected gradients as they are: no peers, no bytes
-    one        one machine, four directions a step, in bytes
-    peers      four peers with one direction each: to have the bits of `one` after every step
-    churn      as `peers`, but every few steps a peer is killed (SIGKILL) and started again, which then joins; the next
-               kill waits until it has
+    reference  one machine, four directions per step, projected gradients not rounded: no peers, no bytes
+    one        one machine, four directions per step, gradients rounded to bytes
+    peers      four peers with one direction each: must have the bits of `one` after every step
+    churn      as `peers`, but every few steps a peer is killed (SIGKILL) and restarted; the next kill waits until it
+               has joined
 
-and the logs of the last two are replayed from the pretrained model, to end with the bits of the run. All digests that
-any two peers have after the same step are compared. Exit code 1: bits differ, or a run failed. `--plot FILE` draws the
-losses, `--steps` makes it longer or shorter, `--only NAME ...` leaves some of the last three out.
+The logs of the last two are replayed from the pretrained model and must end with the bits of the run. All digests that
+any two peers have after the same step are compared. Exit code 1 means that bits differ or a run failed. `--plot FILE`
+plots the losses, `--steps` makes the runs longer or shorter, `--only NAME ...` selects some of the last three runs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SHOW_EVERY = 10
 STALL_S = 300
 """A run without progress for this long has failed."""
 PAUSE_S = 0.15
-"""The least time of a step with churn: else it is over before a killed peer is there again."""
+"""Minimum time of a step with churn; without it, the run would be over before a killed peer has rejoined."""
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -45,14 +45,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Run:
-    """The processes of one run, and what they write."""
+    """The processes of one run, and their output."""
 
     name: str
     options: argparse.Namespace
     folder: Path
     extra: tuple[str, ...] = ()
     kill_every: int = 0
-    """Least number of steps between two kills; 0: none."""
+    """Minimum number of steps between two kills; 0: no kills."""
     files: list[Path] = field(default_factory=list)
     killed_at: int = 0
     kills: int = 0
@@ -66,7 +66,7 @@ class Run:
         self.files.append(path)
         numbers = {"--peers": peers, "--index": index, "--steps": self.options.steps, "--show-every": SHOW_EVERY}
         arguments = [text for name, number in numbers.items() for text in (name, str(number))]
-        # A restarted peer starts a new log: it may not have written the last step.
+        # A restarted peer starts a new log, because the old one may lack the last step.
         arguments += ["--json", str(path), "--log", str(self.folder / f"logs-{len(self.files)}")]
         with (self.folder / "output.txt").open("ab") as output:
             environment = {**os.environ, "PCCL_MASTER": master}
@@ -88,7 +88,7 @@ class Run:
                 if peers[0].returncode != 0:
                     raise SystemExit(f"{self.name} failed:\n" + (self.folder / "output.txt").read_text()[-2000:])
                 for index, process in peers.items():
-                    if rows_of(self.files[-1]) or not self.kills:  # else it came after the end, and waits for others
+                    if rows_of(self.files[-1]) or not self.kills:  # else it came too late, and waits for others
                         assert process.wait(STALL_S) == 0, f"{self.name}: peer {index} failed"
             finally:
                 for process in peers.values():
@@ -107,14 +107,14 @@ class Run:
         peers[index] = self.start(master, index, self.options.peers)
 
     def replayed(self) -> str:
-        """Return the digest that a process of its own makes of the log of peer 0."""
+        """Replay peer 0's log in a separate process, and return the digest."""
         command = self.command("--replay", str(self.folder / "logs-1" / "peer-0.log"))
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return done.stdout.split()[-1]
 
     @property
     def digests(self) -> dict[int, set[str]]:
-        """All that anybody had after each step."""
+        """All digests that any peer had, by step."""
         found: dict[int, set[str]] = {}
         for path in self.files:
             for row in rows_of(path):
@@ -123,7 +123,7 @@ class Run:
 
 
 def reference_losses(options: argparse.Namespace) -> list[float]:
-    """SPSA as the papers have it, with the directions and batches of the runs. The loss at first, and of each row."""
+    """Run SPSA as in the papers, with the same directions and batches. Return the initial loss and that of each row."""
     import torch
     from common.bytecode import Bytecode
     from common.gpt import CONTEXT, GPT, Trainer
@@ -172,8 +172,8 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=400, help="steps (default: %(default)s)")
     parser.add_argument("--kill-every", type=int, default=20, help="steps between kills (default: %(default)s)")
-    parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
-    parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
+    parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     options = parser.parse_args()
     problems = []
@@ -200,14 +200,14 @@ def main() -> int:
             if name != "one":
                 is_same = run.replayed() == rows[-1]["digest"][:16]
                 replay = "the same bits" if is_same else "other bits"
-                problems += [] if is_same else [f"{name}: the log leads elsewhere"]
+                problems += [] if is_same else [f"{name}: the replayed log gives other bits"]
             joins = sum(bool(rows_of(path)) for path in run.files) - count
             sent = int(rows[-1]["sent_bytes"])
             table.append(f"| {name} | {losses[name][-1]:.4f} | {sent} | {run.kills}, {joins} | {replay} |")
         if {"one", "peers"} <= {*options.only} and runs["one"].digests != runs["peers"].digests:
-            problems.append("four peers do not move as one machine with four directions")
+            problems.append("four peers and one machine with four directions differ")
     print(f"\n{options.steps} steps of {options.peers} directions, from a loss of {losses['reference'][0]:.4f}")
-    print("| run | validation loss | bytes sent by a peer | kills, joins | its log, replayed |")
+    print("| run | validation loss | bytes sent by a peer | kills, joins | replay of its log gives |")
     print("| --- | --- | --- | --- | --- |")
     print("\n".join(table))
     if options.plot is not None:

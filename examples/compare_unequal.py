@@ -1,14 +1,15 @@
-"""Shows what peers gain by making steps by their speed: four peers, one of them five times slower, to the same loss.
+"""Shows what peers gain by taking steps by speed: four peers, one of them five times slower, train to the same loss.
 
     python examples/compare_unequal.py
 
-Runs diloco_gpt.py three times: with as many steps for everybody, so that all wait for the slow one; with
-`--steps-by-speed`; and with that and `--weighted`, where peers count by the tokens they have trained on. Inner steps
-take at least `--step-ms`, and five times that on the slow peer, far more than computing takes, so that the processes of
-one machine do not slow each other down. By speed there are half as many outer steps again (`--longer`).
+Runs diloco_gpt.py three times: with the same number of steps for all peers, so that all wait for the slow one; with
+`--steps-by-speed`; and also with `--weighted`, which weights peers by the tokens they have trained on. Inner steps take
+at least `--step-ms`, and five times that on the slow peer. This is far more than the computation takes, so the
+processes on one machine do not slow each other down. The runs by speed have half as many outer steps again
+(`--longer`).
 
-Ends with a table: the last validation loss; when peer 0 first had the loss that all runs came to, in seconds from the
-start; and the share of its time that it stood still. Exit code 1: digests differed, or a run failed.
+Ends with a table: the last validation loss; when peer 0 first had the loss that all runs reached, in seconds from the
+start; and the share of its time that peer 0 waited. Exit code 1 means that digests differed or a run failed.
 """
 
 import argparse
@@ -28,14 +29,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME", help=", ".join(RUNS))
     parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--slower", type=float, default=5, help="times, of the last peer (default: %(default)s)")
-    parser.add_argument("--step-ms", type=float, default=40, help="of the others (default: %(default)s)")
+    parser.add_argument("--slower", type=float, default=5, help="slowdown of the last peer (default: %(default)s)")
+    parser.add_argument("--step-ms", type=float, default=40, help="step time of the others (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
-    parser.add_argument("--inner", type=int, default=50, help="of a fast peer (default: %(default)s)")
-    parser.add_argument("--longer", type=float, default=1.5, help="outer steps by speed, times (default: %(default)s)")
-    parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
+    parser.add_argument("--inner", type=int, default=50, help="inner steps of a fast peer (default: %(default)s)")
+    parser.add_argument("--longer", type=float, default=1.5, help="outer step factor by speed (default: %(default)s)")
+    parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=Path, metavar="FILE", help="keeps the pretrained model, or has it")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the rows of each run to those in this file")
     options = parser.parse_args()
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -62,7 +63,7 @@ def main() -> int:
         return 1
     target = max(min(row["validation_loss"] for row in each) for each in rows.values())
     print(f"\n{options.peers} peers, one {options.slower:g} times slower; {options.inner} inner steps")
-    print(f"| run | validation loss | {target:.4f} after | outer steps until then | of its time waited |")
+    print(f"| run | validation loss | {target:.4f} after | outer steps until then | share of time waited |")
     print("| --- | --- | --- | --- | --- |")
     for name, each in rows.items():
         reached = next(i for i, row in enumerate(each) if row["validation_loss"] <= target)

@@ -1,12 +1,12 @@
-"""Data parallelism in its plainest form: handwritten digits, a small network, gradients averaged at every step.
+"""The simplest form of data parallelism: handwritten digits, a small network, gradients averaged at every step.
 
     pccl launch -n 2 examples/ddp_digits.py
 
 The digits are scikit-learn's own, 1797 images of 8 by 8 pixels that come with the package (pip install
-'pccl-collectives[torch,examples]'). Each peer trains on its own part; every fifth image is kept for validation.
-`--plot loss.png` draws the losses. Kill a process, start it again with the command that it prints.
+'pccl-collectives[torch,examples]'). Each peer trains on its own part; every fifth image is kept for validation. `--plot
+loss.png` plots the losses. Kill a process, and start it again with the command that it prints.
 
-Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
+Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and this on each, with INDEX counting from 0:
 
     PCCL_MASTER=host:48148 python examples/ddp_digits.py --peers 2 --index INDEX
 """
@@ -22,7 +22,7 @@ from pccl.training import DDP
 
 parser = arguments("Trains a small network on digits with data parallelism.")
 parser.add_argument("--steps", type=int, default=400, help="steps (default: %(default)s)")
-parser.add_argument("--show-every", type=int, default=40, metavar="STEPS", help="a row each (default: %(default)s)")
+parser.add_argument("--show-every", type=int, default=40, metavar="STEPS", help="steps per row (default: %(default)s)")
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # several peers share this machine's cores
@@ -41,7 +41,7 @@ announce(options)
 
 with Communicator() as communicator:
     ddp = DDP(communicator, model, optimizer, bucket_bytes=32 << 10)
-    ddp.join(options.peers)  # waits for all, or enters a run that is under way
+    ddp.join(options.peers)  # waits for all, or joins a run in progress
     train_loss, sent_bytes, waited_s = 0.0, 0, 0.0
     while ddp.revision < options.steps:
         random = torch.Generator().manual_seed(ddp.revision)

@@ -1,9 +1,9 @@
-"""Every-step data parallelism for comparison with diloco_gpt.py: the same model, text and tokens, 50 times the bytes.
+"""Data parallelism at every step, to compare with diloco_gpt.py: the same model, text and tokens, 50 times the bytes.
 
     pccl launch -n 4 examples/ddp_gpt.py
 
-`--steps` times `--inner` steps are made; a row is shown, and with `--checkpoint run` a checkpoint saved, after each
-`--inner`. Between hosts as diloco_gpt.py.
+The run takes `--steps` times `--inner` steps. After every `--inner` steps it shows a row and, with `--checkpoint run`,
+saves a checkpoint. Between hosts, start it like diloco_gpt.py.
 """
 
 from common.run import prepare
@@ -17,7 +17,7 @@ options, model, trainer, progress = run.options, run.model, run.trainer, run.pro
 with Communicator() as communicator:
     ddp = DDP(communicator, model, trainer.optimizer, quantization=run.quantization, bucket_bytes=64 << 10)
     run.resume(ddp)
-    ddp.join(options.peers)  # waits for all, or enters a run that is under way
+    ddp.join(options.peers)  # waits for all, or joins a run in progress
     loss, sent_bytes, waited_s = 0.0, 0, 0.0
     while ddp.revision < options.steps * options.inner:
         loss += trainer.backward(ddp.revision) / options.inner

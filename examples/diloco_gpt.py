@@ -2,17 +2,17 @@
 
     pccl launch -n 4 examples/diloco_gpt.py
 
-Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run by the command that they print
-at the start: the rest continue, newcomers receive the state. With `--quantize 8` a quarter of the bytes is sent.
-With `--steps-by-speed` a slow machine makes fewer steps, so that peers need not wait for it.
-`--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command once more resumes.
-`--plot loss.png` draws the losses (pip install 'pccl-collectives[torch,plot]').
+Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run with the command that each
+process prints at the start: the rest continue, and newcomers receive the state. With `--quantize 8`, a quarter of the
+bytes is sent. With `--steps-by-speed`, a slow machine takes fewer steps, so that the other peers need not wait for it.
+`--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command then resumes from it.
+`--plot loss.png` plots the losses (pip install 'pccl-collectives[torch,plot]').
 
-Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
+Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and this on each, with INDEX counting from 0:
 
     PCCL_MASTER=host:48148 python examples/diloco_gpt.py --peers 4 --index INDEX
 
-The model starts from some steps that every peer makes alike before it connects (`--pretrain`), as the paper's do.
+As in the paper, the model is pretrained: every peer takes the same steps before it connects (`--pretrain`).
 """
 
 from common.gpt import CONTEXT
@@ -35,7 +35,7 @@ with Communicator() as communicator:
         steps="by speed" if options.steps_by_speed else "fixed",
     )
     run.resume(diloco)
-    diloco.join(options.peers)  # waits for all, or enters a run that is under way
+    diloco.join(options.peers)  # waits for all, or joins a run in progress
     progress.begin()
     while diloco.revision < options.steps:
         first, count = diloco.revision * options.inner, diloco.inner_steps

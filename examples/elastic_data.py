@@ -1,11 +1,11 @@
-"""Each sample of an epoch once under churn: DiLoCo on the samples of an ElasticSampler, and the proof.
+"""DiLoCo with an ElasticSampler, which uses each sample of an epoch once despite churn, and an audit that proves it.
 
     pccl launch -n 2 examples/elastic_data.py
     python -m pccl.tools.audit elastic-data/*.jsonl
 
-Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, add some: the audit
-finds each sample used once in each epoch, those that a killed peer had drawn included. `examples/elastic_data.py 50`
-goes over the data 50 times; a second argument is the folder of the logs, which should be a new one for each run.
+Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, and add others: the
+audit shows that each epoch used each sample once, including those that a killed peer had drawn.
+`examples/elastic_data.py 50` trains for 50 epochs; a second argument is the log folder; use a new one for each run.
 """
 
 import os
@@ -39,10 +39,10 @@ with Communicator(master) as communicator:
     diloco = DiLoCo(communicator, {"weights": weights}, shared={"sampler": sampler})
     diloco.join(peers_min=2)
     while sampler.epoch < EPOCHS:  # the same on all peers after each outer step
-        for batch in islice(sampler.batches(), INNER_STEPS):  # any number, of each peer's own
+        for batch in islice(sampler.batches(), INNER_STEPS):  # each peer may use any number
             weights -= 0.01 * inputs[batch].T @ (inputs[batch] @ weights - targets[batch]) / BATCH
-            time.sleep(0.001)  # stands for the computing of a larger model
-        step = diloco.outer_step(weight=sampler.drawn)  # a peer counts by the samples that it used
+            time.sleep(0.001)  # simulates the computation of a larger model
+        step = diloco.outer_step(weight=sampler.drawn)  # weights each peer by the samples that it used
         if step.revision % 25 == 0:
             loss = np.mean((inputs @ weights - targets) ** 2)
             print(f"step {step.revision}: {step.world_size} peers, epoch {sampler.epoch}, loss {loss:.2e}")

@@ -1,14 +1,14 @@
-"""FSDP2 that outlives the loss of a rank: torch.distributed on "pccl", a checkpoint, and a smaller group.
+"""FSDP2 that survives the loss of a rank: torch.distributed on "pccl", a checkpoint, and a smaller group.
 
     python examples/fsdp_survivors.py --ranks 3 --kill 1 --at 12
 
-Each rank holds a shard of a small GPT (`fully_shard`), and all save it every `--every` steps with
-torch.distributed.checkpoint. Rank `--kill` dies by SIGKILL in step `--at`; or kill one by hand. Then the collective
-in flight fails on all others with an error that names the lost rank. They make a group without it, load the last
-checkpoint, which is resharded for fewer ranks, and continue.
+Each rank holds a shard of a small GPT (`fully_shard`), and every `--every` steps all ranks save it with
+torch.distributed.checkpoint. Rank `--kill` is killed with SIGKILL in step `--at`; you can also kill one by hand. Then
+the collective in flight fails on all others with an error that names the lost rank. They form a group without it, load
+the last checkpoint, which is resharded for fewer ranks, and continue.
 
-Any rank may be lost, the first too: the ranks meet by files in `--folder`, which on several hosts is a shared one. With
-torch 2.15 `torch.distributed._reconfigure` can take the place of leaving the group and making a new one.
+Any rank may be lost, even the first: the ranks meet through files in `--folder`, which several hosts must share. With
+torch 2.15, `torch.distributed._reconfigure` can be used instead of leaving the group and creating a new one.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from pccl.torch import BackendError
 
 
 def meet(members: list[int], number: int, options: argparse.Namespace) -> None:
-    """Make the default group of these ranks. All of them call it."""
+    """Create the default group from these ranks. All of them call it."""
     file = options.folder / f"group-{'-'.join(map(str, members))}"
     dist.init_process_group(
         "pccl",
@@ -55,13 +55,13 @@ def build() -> tuple[Any, torch.optim.Optimizer]:
 
 
 def save(model: Any, optimizer: torch.optim.Optimizer, step: int, options: argparse.Namespace) -> None:
-    """Save each rank's part; the step counts as saved when all have."""
+    """Save each rank's part; the step counts as saved when all ranks have saved it."""
     state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": state, "optimizer": optimizer_state}, checkpoint_id=options.folder / f"step-{step}")
 
 
 def load(model: Any, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> int:
-    """Load the newest checkpoint that is whole, if there is one, and return its step."""
+    """Load the newest complete checkpoint, if there is one, and return its step, or 0."""
     saved = [int(path.parent.name[5:]) for path in options.folder.glob("step-*/.metadata")]
     newest = [max(saved, default=0)]
     dist.broadcast_object_list(newest)  # as rank 0 sees the folder
@@ -74,7 +74,7 @@ def load(model: Any, optimizer: torch.optim.Optimizer, options: argparse.Namespa
 
 
 def train(number: int, options: argparse.Namespace) -> None:
-    """Train in the default group until the last step; BackendError when a rank is lost."""
+    """Train in the default group until the last step. Raise BackendError when a rank is lost."""
     model, optimizer = build()
     corpus = Corpus(shards=options.ranks)
     for step in range(load(model, optimizer, options) + 1, options.steps + 1):
@@ -91,7 +91,7 @@ def train(number: int, options: argparse.Namespace) -> None:
 
 
 def run_rank(number: int, options: argparse.Namespace) -> None:
-    """One process, from the first group to the end of the last."""
+    """Run one process, from its first group to the end of its last."""
     torch.set_num_threads(1)
     members = list(range(options.ranks))
     while True:
@@ -109,13 +109,13 @@ def run_rank(number: int, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Trains a small GPT with FSDP2, and goes on without a rank.")
-    parser.add_argument("--ranks", type=int, default=3, help="processes at first (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Trains a small GPT with FSDP2, and continues after losing a rank.")
+    parser.add_argument("--ranks", type=int, default=3, help="initial number of processes (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--every", type=int, default=5, help="steps between two checkpoints (default: %(default)s)")
-    parser.add_argument("--kill", type=int, help="the rank that dies by SIGKILL")
+    parser.add_argument("--kill", type=int, help="the rank that is killed with SIGKILL")
     parser.add_argument("--at", type=int, default=12, help="its last step (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="where checkpoints are (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoints (default: a temporary one)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         options.folder = options.folder or Path(temporary)

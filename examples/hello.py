@@ -1,8 +1,8 @@
-"""The smallest whole program:
+"""The smallest complete program:
 
     pccl launch -n 4 examples/hello.py
 
-Peers meet at a master, sum an array, and all hold the same result.
+Peers connect to a master and sum an array; all of them get the same result.
 """
 
 import os

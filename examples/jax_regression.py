@@ -1,11 +1,11 @@
-"""Data parallelism with JAX: each peer differentiates on a batch of its own, and all apply the same average.
+"""Data parallelism with JAX: each peer computes gradients on its own batch, and all apply the same average.
 
     pip install jax
     pccl launch -n 2 examples/jax_regression.py
 
-A `jax.Array` cannot be written into. So an average comes in a new array, `info.array`; and the shared state holds the
-parameters in memory of its own: `state.tree` returns them as new arrays, and is set before a sync. Kill a process and
-start it again with the command that `pccl launch` prints: it fetches the parameters and goes on with the others.
+A `jax.Array` is immutable. So an average is returned in a new array, `info.array`, and the shared state keeps its own
+copy of the parameters: set `state.tree` before a sync, and read it afterwards as new arrays. Kill a process and start
+it again with the command that `pccl launch` prints: it fetches the parameters and continues with the others.
 """
 
 import os
@@ -63,7 +63,7 @@ def main() -> None:
                 info = comm.all_reduce(gradients, op=ReduceOp.AVG)
             except PCCLError as error:
                 print(f"step {state.revision}: {error}", flush=True)
-                continue  # a peer was lost: all others repeat the step
+                continue  # a peer was lost, so all others repeat the step
             parameters = update(parameters, info.array)
             state.revision += 1
             if state.revision % 25 == 0:

@@ -1,12 +1,12 @@
-"""Actors of Ray that reduce with pccl, lose one of them, and continue.
+"""Ray actors that reduce with pccl, lose one of them, and continue.
 
     pip install ray
     python examples/ray_collective.py
 
-The hook registers the backend in all of Ray's workers. The rest is Ray's own collective library: an actor enters a
-group by `init_collective_group`, and calls `allreduce`, `broadcast` and so on. Unlike with other backends, when an
-actor is killed, the collective fails on all others and leaves their arrays unchanged, the next one continues among
-them, and the actor can be restarted and admitted.
+The hook registers the backend in all of Ray's workers. The rest is Ray's own collective library: an actor joins a group
+with `init_collective_group`, and calls `allreduce`, `broadcast` and so on. Unlike with other backends, when an actor is
+killed, the collective fails on all others and leaves their arrays unchanged. The next collective continues among them,
+and the actor can be restarted and admitted.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""A script as users of the reference system's Python package write it: it runs unchanged here.
+"""A script as written for the Python package of the reference library, which runs unchanged on pccl.
 
     pccl launch -n 2 examples/reference_loop.py
 
-It uses positional arguments, descriptors and handles throughout, NumPy always and torch where it is installed. The
-shorter forms in pccl are shown in `examples/hello.py` and `examples/churn.py`.
+It uses positional arguments, descriptors and handles throughout, with NumPy and, if installed, torch.
+`examples/hello.py` and `examples/churn.py` show pccl's shorter forms.
 """
 
 import importlib.util
@@ -55,7 +55,7 @@ def main() -> None:
 
     iteration = 0
     while state.revision < STEPS:
-        # A newcomer comes from connect() to where the others come from update_topology().
+        # A newcomer continues here after connect(), the others after update_topology().
         world_size = communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
         if (iteration > 0 or world_size == 1) and communicator.are_peers_pending():
             communicator.update_topology()

@@ -2,8 +2,8 @@
 
     pccl launch -n 4 examples/shuffle.py
 
-Each peer assigns its samples to random peers. A first `all_to_all` exchanges the number of samples for each peer, a
-second one the samples in parts of these lengths.
+Each peer assigns its samples to random peers. A first `all_to_all` exchanges the number of samples for each peer, and a
+second one exchanges the samples, in parts of these lengths.
 """
 
 import os

@@ -1,22 +1,22 @@
-"""Training by forward passes alone: a small GPT that has learned Python's source code is tuned to its bytecode.
+"""Training with forward passes only: a small GPT that has learned Python's source code is fine-tuned to its bytecode.
 
     pccl launch -n 4 examples/spsa.py
 
-No backward pass, no gradients, no optimizer state: each peer evaluates the loss twice in a step, a little to either
-side along a random direction of its own, and sends one byte to the others; from these bytes all make the same step.
-Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run by the printed command: the
-rest continue, newcomers get the few bytes of each step they have missed, and make these. `--plot loss.png` draws the
-losses (pip install 'pccl-collectives[torch,plot]').
+There are no backward passes, gradients or optimizer states. In each step, every peer evaluates the loss twice, a little
+to either side along its own random direction, and sends one byte to the others; from these bytes all peers compute the
+same step. Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run with the printed
+command: the rest continue, and newcomers receive the few bytes of each step that they have missed, and replay it.
+`--plot loss.png` plots the losses (pip install 'pccl-collectives[torch,plot]').
 
-`--directions 4` with one process makes the steps of four peers, bit for bit. With `--log run` each peer keeps the log
-of all steps in the folder `run`; `--replay run/peer-0.log` plays one, without data and without a network, and ends with
-the same digest. compare_spsa.py shows all this.
+`--directions 4` with one process takes the same steps as four peers, bit for bit. With `--log run`, each peer writes a
+log of all steps to the folder `run`; `--replay run/peer-0.log` replays one without data or a network, and ends with the
+same digest. compare_spsa.py demonstrates all of this.
 
-Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
+Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and this on each, with INDEX counting from 0:
 
     PCCL_MASTER=host:48148 python examples/spsa.py --peers 4 --index INDEX
 
-The model starts from some steps that every peer makes alike before it connects (`--pretrain`).
+The model is pretrained: every peer takes the same steps before it connects (`--pretrain`).
 """
 
 import os
@@ -34,14 +34,14 @@ from pccl.training import SPSA, SPSAOptions
 
 parser = arguments("Trains a small GPT by SPSA with shared seeds.")
 parser.add_argument("--steps", type=int, default=400, help="steps (default: %(default)s)")
-parser.add_argument("--directions", type=int, default=1, help="of each peer in a step (default: %(default)s)")
-parser.add_argument("--batch", type=int, default=16, help="sequences for a direction (default: %(default)s)")
-parser.add_argument("--show-every", type=int, default=20, metavar="STEPS", help="a row each (default: %(default)s)")
-parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
-parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; made if it is not there")
-parser.add_argument("--log", type=Path, metavar="FOLDER", help="keep the log of all steps there")
-parser.add_argument("--replay", type=Path, metavar="FILE", help="play a log, without data and network")
-parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="in each step, as if it took longer")
+parser.add_argument("--directions", type=int, default=1, help="per peer and step (default: %(default)s)")
+parser.add_argument("--batch", type=int, default=16, help="sequences per direction (default: %(default)s)")
+parser.add_argument("--show-every", type=int, default=20, metavar="STEPS", help="steps per row (default: %(default)s)")
+parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
+parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
+parser.add_argument("--log", type=Path, metavar="FOLDER", help="write a log of all steps there")
+parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a log, without data or a network")
+parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="extra time in each step")
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # several peers share this machine's cores
@@ -71,7 +71,7 @@ def loss(direction: int) -> float:
 
 
 with communicator:
-    spsa.join(options.peers)  # waits for all, or enters a run that is under way
+    spsa.join(options.peers)  # waits for all, or joins a run in progress
     first = spsa.revision
     train_loss, sent_bytes, waited_s, exchanged_bytes = 0.0, 0, 0.0, 0
     while spsa.revision < options.steps:

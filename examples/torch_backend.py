@@ -1,10 +1,10 @@
-"""torch.distributed on pccl: a script that runs on Gloo as well, with another name in one line.
+"""torch.distributed on pccl: a script that also runs on Gloo if the backend's name is changed in one line.
 
     torchrun --nproc-per-node 2 examples/torch_backend.py
     pccl launch -n 2 examples/torch_backend.py
     torchrun --nproc-per-node 2 examples/torch_backend.py gloo
 
-It trains a small model with torch's own DistributedDataParallel and compares the replicas. With `--lose`, rank 1 ends
+It trains a small model with torch's own DistributedDataParallel and compares the replicas. With `--lose`, rank 1 exits
 in the middle, and the others get an error that names the lost rank.
 """
 
@@ -24,11 +24,11 @@ def main(backend: str, loses: bool) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    torch.manual_seed(rank)  # each rank has samples of its own
+    torch.manual_seed(rank)  # each rank has its own samples
     loss = torch.zeros(())
     for step in range(STEPS):
         if loses and rank == 1 and step == STEPS // 2:
-            return  # without notice to the others
+            return  # without notifying the others
         samples = torch.randn(64, 16)
         loss = (model(samples).squeeze(1) - samples.sum(1)).square().mean()
         optimizer.zero_grad()

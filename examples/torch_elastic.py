@@ -1,20 +1,19 @@
-"""Training that survives the loss of ranks and takes in new ones, with torch's own DDP or FSDP2, over pccl.
+"""Training that survives the loss of ranks and admits new ones, with torch's own DDP or FSDP2 on pccl.
 
     python examples/torch_elastic.py
     python examples/torch_elastic.py --loop fsdp --kill 0@60 --join 100
 
-It starts `--peers` workers, kills one of them with SIGKILL (`--kill WORKER@STEP`), and lets one more join that was
-started with them (`--join STEP`). The collective in flight fails on the workers with an error that names the lost rank
-and the reason; then a reconfigure forms a group of the survivors, in the same processes. torch
-2.15 has functions for that, `dist._reconfigure` and others; the process groups of pccl have the methods with an older
-torch, too.
+It starts `--peers` workers and a spare one, kills a worker with SIGKILL (`--kill WORKER@STEP`), and lets the spare one
+join (`--join STEP`). The collective in flight fails on the other workers with an error that names the lost rank and the
+reason; then a reconfigure forms a group from the survivors, in the same processes. torch 2.15 has functions for this,
+such as `dist._reconfigure`; pccl's process groups have the methods also with older versions of torch.
 
-With DDP every worker holds the whole model, so the survivors continue with the interrupted step. With FSDP2 a rank
-takes its shards with it, so all go back to the last checkpoint (`torch.distributed.checkpoint`), which any number of
+With DDP, every worker holds the whole model, so the survivors continue with the interrupted step. With FSDP2, a lost
+rank's shards are lost, so all ranks return to the last checkpoint (`torch.distributed.checkpoint`), which any number of
 ranks can read.
 
-A real program has to provide `Members` and `Conductor`: the membership, in the same order for all. Here it is in a
-store of the parent process; it may also be in a scheduler, etcd, or torchft's lighthouse.
+A real program has to provide `Members` and `Conductor`, which give all workers the membership in the same order. Here
+the membership is in a store in the parent process; it may also come from a scheduler, etcd, or torchft's lighthouse.
 """
 
 import argparse
@@ -48,17 +47,17 @@ LIMIT = timedelta(seconds=60)
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 """The name of this process in errors."""
 RETRY_S = 3.0
-"""Seconds after which there is another world of the same workers, where they cannot go on in the last one."""
+"""Seconds after which the same workers form another world if they cannot continue in the last one."""
 
 
 def say(event: str, **facts: Any) -> None:
     """Print an event as one line of JSON."""
     line = json.dumps({"event": event, "at": round(time.time(), 3), **facts})
-    print(f"{line}\n", end="", flush=True)  # whole, though several processes write
+    print(f"{line}\n", end="", flush=True)  # in one write, since several processes share the output
 
 
 class Members:
-    """The consecutive worlds of a worker."""
+    """A worker's successive worlds."""
 
     def __init__(self, store: dist.Store, worker: int) -> None:
         self._store = store
@@ -80,7 +79,7 @@ class Members:
         return int(self._store.get("newest"))
 
     def next_world(self) -> list[str]:
-        """Wait for a newer world than the last that has this worker in it, and return the handles of its ranks."""
+        """Wait for a newer world that includes this worker, and return the handles of its ranks."""
         while True:
             self._store.wait([f"world/{self.uuid + 1}"], LIMIT)
             self.uuid = max(self.uuid + 1, self.newest())  # published after the world itself
@@ -112,7 +111,7 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class DDPLoop:
-    """Every rank holds the whole model; newcomers receive it from rank 0, an earlier member."""
+    """Every rank holds the whole model; newcomers receive it from rank 0, which is never a newcomer."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -125,7 +124,7 @@ class DDPLoop:
         dist.broadcast_object_list(state, group_src=0)
         self.step = state[0]
         self._optimizer.load_state_dict(state[1])
-        self.model: torch.nn.Module = DistributedDataParallel(self._model)  # sends the parameters of rank 0 to all
+        self.model: torch.nn.Module = DistributedDataParallel(self._model)  # sends rank 0's parameters to all
 
     def train(self) -> None:
         self._optimizer.zero_grad()
@@ -141,11 +140,11 @@ class DDPLoop:
         return found.hexdigest()[:16]
 
     survivor_digest = digest
-    """What survivors of a loss must have in common, before they have communicated again."""
+    """A digest that must be equal on all survivors of a loss before they communicate again."""
 
 
 class FSDPLoop:
-    """Every rank has a shard; after a loss all go back to the last checkpoint."""
+    """Every rank has a shard; after a loss, all ranks return to the last checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.step = 0
@@ -162,7 +161,7 @@ class FSDPLoop:
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         newest = max((int(path.parent.name) for path in self._folder.glob("*/complete")), default=0)
         steps = torch.tensor([newest])
-        dist.broadcast(steps, group_src=0)  # one look at the folder for all
+        dist.broadcast(steps, group_src=0)  # rank 0 looks at the folder for all
         self.step = int(steps)
         if self.step:
             state = self._state()
@@ -190,7 +189,7 @@ class FSDPLoop:
     def digest(self) -> str:
         found = hashlib.sha256()
         for parameter in self.model.parameters():
-            whole = parameter.full_tensor()  # a DTensor's, gathered
+            whole = parameter.full_tensor()  # gathered from a DTensor
             found.update(whole.detach().numpy().tobytes())
         return found.hexdigest()[:16]
 
@@ -200,15 +199,15 @@ class FSDPLoop:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """One worker, from its start to the last step."""
+    """Run one worker from its start to the last step."""
     torch.set_num_threads(1)  # all share this machine's cores
     host, _, port = arguments.store.rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=LIMIT)
-    # Alone until the first reconfigure.
+    # The group has one rank until the first reconfigure.
     dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
     members = Members(store, arguments.worker)
     loop = DDPLoop() if arguments.loop == "ddp" else FSDPLoop(arguments.folder)
-    # After all slow preparations: the others wait for an announced worker.
+    # This comes after all slow preparations, because the others wait for an announced worker.
     members.announce(dist.distributed_c10d._get_default_group().get_reconfigure_handle())
     while loop.step < arguments.steps:
         handles = members.next_world()
@@ -220,7 +219,7 @@ def work(arguments: argparse.Namespace) -> None:
             facts = {"rank": dist.get_rank(), "size": len(handles), "step": loop.step, "seconds": round(took, 3)}
             say("world", worker=arguments.worker, process=PROCESS, uuid=members.uuid, **facts)
             run_steps(loop, members, arguments)
-        except RuntimeError as error:  # a loss, a timeout: whatever it is, a new world follows
+        except RuntimeError as error:  # a loss, a timeout or another failure: a new world follows
             members.is_broken()
             facts = {"step": loop.step, "why": str(error), "digest": loop.survivor_digest()}
             say("lost", worker=arguments.worker, uuid=members.uuid, **facts)
@@ -230,7 +229,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def run_steps(loop: DDPLoop | FSDPLoop, members: Members, arguments: argparse.Namespace) -> None:
-    """Train until the last step, or until there is a newer world: newcomers wait."""
+    """Train until the last step, or until there is a newer world, because newcomers wait for it."""
     while loop.step < arguments.steps:
         loop.train()
         time.sleep(arguments.pace)
@@ -242,7 +241,7 @@ def run_steps(loop: DDPLoop | FSDPLoop, members: Members, arguments: argparse.Na
 
 
 class Conductor:
-    """The parent: starts workers, kills one, publishes the members."""
+    """The parent process, which starts workers, kills one, and publishes the members."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -250,11 +249,11 @@ class Conductor:
         self._store.set("newest", "0")
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._handles: dict[int, str] = {}
-        """The handles of the announced workers that are alive."""
+        """Handles of live workers that have announced themselves."""
         self._uuid = 0
 
     def run(self) -> int:
-        """Return 0 if all workers but the one that is killed have come to the last step."""
+        """Return 0 if all workers except the killed one have reached the last step."""
         arguments = self._arguments
         victim, _, kill_at = arguments.kill.partition("@")
         to_kill, join_at = victim, arguments.join
@@ -285,7 +284,7 @@ class Conductor:
             retry = time.monotonic() > broken_at + RETRY_S
             if is_over:
                 for worker in self._workers.keys() - self._handles.keys():
-                    self._workers[worker].terminate()  # it has come too late
+                    self._workers[worker].terminate()  # it came too late
             elif (changed or retry) and (self._uuid or len(self._handles) == arguments.peers):
                 self._tell()
         say("over", failed=failed)
@@ -297,7 +296,7 @@ class Conductor:
         self._workers[worker] = subprocess.Popen(command)
 
     def _greet(self, but: int | None) -> bool:
-        """Register announced workers except the one that joins later. Return whether there are any."""
+        """Register newly announced workers except `but`, which joins later. Return whether there are any."""
         unknown = [each for each in self._workers if each not in self._handles and each != but]
         news = [each for each in unknown if self._store.check([f"handle/{each}"])]
         for worker in news:
@@ -321,12 +320,12 @@ class Conductor:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loop", choices=["ddp", "fsdp"], default="ddp")
-    parser.add_argument("--peers", type=int, default=4, help="workers to begin with")
+    parser.add_argument("--peers", type=int, default=4, help="initial number of workers")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="how much longer a step takes")
+    parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="extra time in each step")
     parser.add_argument("--kill", default="2@50", metavar="WORKER@STEP", help="a worker and its last step; '' for none")
-    parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when one more joins; 0 for never")
-    parser.add_argument("--folder", type=Path, help="of checkpoints; default: one that is removed again")
+    parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when one more worker joins; 0 for never")
+    parser.add_argument("--folder", type=Path, help="of checkpoints; default: a temporary one")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,1 +1,1 @@
-"""Parts of the GPT examples apart from training with pccl: the model, the text, the table of losses."""
+"""The parts of the GPT examples that do not use pccl: the model, the text, the table of losses."""

@@ -1,6 +1,6 @@
-"""Real data of another kind that every machine has: the standard library's sources, compiled.
+"""A second kind of real data that every machine has: the compiled standard library.
 
-Every tenth file is held out for validation. Peers must run the same Python version to have the same bytes.
+Every tenth file is held out for validation. All peers must run the same Python version to have the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VALIDATION_SEQUENCES = 256
 
 
 def _instructions(code: CodeType) -> Iterator[bytes]:
-    """Yield the instructions of a module or function, and of all that is defined in it."""
+    """Yield the instructions of a module or function, and of everything defined in it."""
     yield code.co_code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -28,7 +28,7 @@ def _instructions(code: CodeType) -> Iterator[bytes]:
 
 
 class Bytecode:
-    """The instructions of some modules, one after the other."""
+    """The concatenated instructions of some modules."""
 
     def __init__(self) -> None:
         training, held_out = bytearray(), bytearray()
@@ -38,14 +38,14 @@ class Bytecode:
         self._training, self._held_out = np.frombuffer(training, np.uint8), np.frombuffer(held_out, np.uint8)
 
     def batch(self, step: int, direction: int, sequences: int, length: int) -> Bytes:
-        """Stretches from random places, the same for the same step and direction: (sequences, length)."""
+        """Return stretches from random places, which depend only on step and direction: (sequences, length)."""
         random = np.random.default_rng([step, direction])
         starts = random.integers(0, self._training.size - length + 1, sequences)
         stretches: Bytes = self._training[starts[:, None] + np.arange(length)]
         return stretches
 
     def validation(self, length: int) -> Bytes:
-        """Stretches at even distances over what was held out: always the same."""
+        """Return evenly spaced stretches of the held-out data, the same in each call."""
         starts = np.linspace(0, self._held_out.size - length, VALIDATION_SEQUENCES).astype(np.int64)
         stretches: Bytes = self._held_out[starts[:, None] + np.arange(length)]
         return stretches

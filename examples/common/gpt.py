@@ -1,4 +1,4 @@
-"""A small GPT over bytes, for CPUs: a few ten thousand parameters, milliseconds a step."""
+"""A small GPT over bytes, for CPUs: tens of thousands of parameters, a few milliseconds per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTEXT = 32
 BATCH = 8
 LEARNING_RATE = 6e-3
 FRESH_STEPS = 20
-"""Steps in which an optimizer without history warms up."""
+"""Number of warm-up steps for an optimizer without history."""
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -38,7 +38,8 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class GPT(nn.Module):  # type: ignore[misc]
-    """Pre-norm blocks, learned positions, tied embeddings. The same weights on every machine for one seed."""
+    """A GPT with pre-norm blocks, learned positions and tied embeddings. A seed gives the same weights on every
+    machine."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -60,7 +61,8 @@ class GPT(nn.Module):  # type: ignore[misc]
         return functional.linear(self.norm(x), self.embedding.weight)
 
     def loss(self, stretches: Any) -> Any:
-        """Nats per byte of predicting each byte of `stretches` (sequences, CONTEXT + 1) from those before it."""
+        """Return the loss of predicting each byte of `stretches` (sequences, CONTEXT + 1) from its prefix, in nats per
+        byte."""
         stretches = torch.from_numpy(stretches).long()
         logits = self(stretches[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), stretches[:, 1:].flatten())
@@ -71,7 +73,7 @@ class GPT(nn.Module):  # type: ignore[misc]
 
 
 class Trainer:
-    """A peer's own steps: AdamW on its shard of the text, the learning rate after a common schedule.
+    """Takes a peer's own steps: AdamW on its shard of the text, with a common learning-rate schedule.
 
     A step takes at least `least_s` seconds, for trials with slow peers."""
 
@@ -83,7 +85,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
 
     def backward(self, step: int) -> float:
-        """Loss and gradients of the batch of step `step`, which depends on the step and the peer only."""
+        """Compute loss and gradients of the batch for `step`, which depends only on the step and the peer."""
         self._schedule(step)
         self.optimizer.zero_grad()
         loss = self.model.loss(self.corpus.batch(self.index, step, self.batch, CONTEXT + 1))
@@ -98,7 +100,8 @@ class Trainer:
         return loss
 
     def _schedule(self, step: int) -> None:
-        """Half a cosine down to a tenth, with a short warm-up for an optimizer that has no history."""
+        """Set the learning rate: half a cosine down to a tenth, with a short warm-up for an optimizer without
+        history."""
         history = self.optimizer.state.get(next(self.model.parameters()), {}).get("step", 0)
         fresh = min(1.0, (float(history) + 1) / FRESH_STEPS)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
@@ -106,8 +109,8 @@ class Trainer:
             group["lr"] = LEARNING_RATE * fresh * cosine
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:
-        """Pretrain by that many steps on text of all shards, the same on every peer, as DiLoCo's authors do.
-        `path` keeps the result for other runs."""
+        """Pretrain for `steps` steps on text from all shards, the same on every peer, as DiLoCo's authors do. The
+        result is saved at `path` for other runs."""
         if steps == 0:
             return
         if path is not None and path.exists():

@@ -1,4 +1,4 @@
-"""The output of a training example: a table of losses while it runs, a file of JSON lines, and a plot."""
+"""The output of a training example: a table of losses that grows during the run, a file of JSON lines, and a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADER = f"{'step':>6} {'peers':>5} {'train loss':>10} {'validation':>10} {'sent
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that all examples have."""
+    """Return a parser for the options that all examples have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     environment = os.environ
     parser.add_argument(
@@ -30,28 +30,28 @@ def arguments(description: str) -> argparse.ArgumentParser:
         help="start when this many are connected (default: PCCL_LAUNCH_COUNT, else 1)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="peer 0 draws its losses: .png, .svg (matplotlib)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each row of the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line for each row of the table")
     return parser
 
 
 def gpt_arguments(description: str) -> argparse.ArgumentParser:
-    """The options of the examples that train the GPT."""
+    """Return a parser for the options of the examples that train the GPT."""
     parser = arguments(description)
     parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
-    parser.add_argument("--inner", type=int, default=50, help="inner steps in an outer one (default: %(default)s)")
-    parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits of an element on the wire")
-    parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
-    parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; made if it is not there")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the text")
-    parser.add_argument("--outer-learning-rate", type=float, default=0.7, help="of DiLoCo (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences in a step of a peer (default: %(default)s)")
-    parser.add_argument("--step-ms", type=float, default=0, help="least duration of an inner step")
+    parser.add_argument("--inner", type=int, default=50, help="inner steps per outer step (default: %(default)s)")
+    parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits per element on the wire")
+    parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
+    parser.add_argument("--seed", type=int, default=0, help="for the weights and the order of the text")
+    parser.add_argument("--outer-learning-rate", type=float, default=0.7, help="for DiLoCo (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step and peer (default: %(default)s)")
+    parser.add_argument("--step-ms", type=float, default=0, help="minimum duration of an inner step")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save every outer step there, and resume")
     return parser
 
 
 def announce(options: argparse.Namespace) -> None:
-    """Print this process's number and the command that replaces it."""
+    """Print this process's pid and the command that starts a replacement."""
     where = f"PCCL_MASTER={os.environ['PCCL_MASTER']}"
     who = f"--peers {options.peers} --index {options.index}"
     print(f"pid {os.getpid()}; {where} python {' '.join(sys.argv)} {who} starts it again", flush=True)
@@ -59,8 +59,8 @@ def announce(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `sent_bytes` is payload of gradients, from the beginning, and `waited_s` the time that
-    computing stood still for the network since the last row."""
+    """A row of the table. `sent_bytes` is the gradient payload sent since the start, and `waited_s` the time that
+    computation waited for the network since the last row."""
 
     step: int
     revision: int
@@ -75,11 +75,11 @@ class Row:
 
 
 class Progress:
-    """The table of one peer. Only peer 0 prints it; all write JSON if asked."""
+    """One peer's table. Only peer 0 prints it; every peer writes JSON if asked."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         if options.plot is not None:
-            import matplotlib.figure  # noqa: F401 - better said now than at the end
+            import matplotlib.figure  # noqa: F401 - fails now rather than at the end
         self._options = options
         self._started_s = time.monotonic()
         self._sent_bytes = 0
@@ -91,7 +91,7 @@ class Progress:
 
     @property
     def is_shown(self) -> bool:
-        """Whether this peer's validation loss is wanted."""
+        """Whether this peer shows the table."""
         return bool(self._options.index == 0)
 
     def add(

@@ -1,4 +1,4 @@
-"""The beginning that all examples which train the GPT have in common: options, text, model, quantization, table."""
+"""The setup that all GPT training examples share: options, text, model, quantization, table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pccl.training import DDP, AsyncDiLoCo, DiLoCo
 
 @dataclass(frozen=True)
 class Run:
-    """One peer's part in a run, not connected yet."""
+    """One peer's part of a run, before it is connected."""
 
     options: argparse.Namespace
     corpus: Corpus
@@ -27,34 +27,34 @@ class Run:
     progress: Progress
 
     def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
-        """Takes up what this peer has saved with `--checkpoint`, if there is anything."""
+        """Load this peer's newest checkpoint from `--checkpoint`, if there is one."""
         if self.options.checkpoint is not None:
             trained.load(self._folder, missing_ok=True)
 
     def save(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
-        """Saves in the background, with `--checkpoint`."""
+        """Save in the background if `--checkpoint` is given."""
         if self.options.checkpoint is not None:
             trained.save(self._folder, keep=2, background=True)
 
     @property
     def _folder(self) -> Path:
-        """The folder of this peer alone."""
+        """This peer's own folder."""
         folder: Path = self.options.checkpoint / f"peer-{self.options.index}"
         return folder
 
 
 def prepare(description: str, fragments: int | None = None, *, is_unequal: bool = False) -> Run:
-    """Read the command line, and return everything up to a pretrained model. `fragments` is the default of an option
+    """Read the command line and set up everything up to a pretrained model. `fragments` is the default of an option
     that only some examples have; `is_unequal` adds the options for unequal peers."""
     parser = gpt_arguments(description)
     if is_unequal:
         parser.add_argument(
-            "--steps-by-speed", action="store_true", help="--inner is of the fastest peer; slower ones make fewer"
+            "--steps-by-speed", action="store_true", help="--inner is for the fastest peer; slower ones take fewer"
         )
-        parser.add_argument("--weighted", action="store_true", help="peers count by the tokens they have trained on")
+        parser.add_argument("--weighted", action="store_true", help="weight peers by the tokens they have trained on")
     if fragments is not None:
         parser.add_argument(
-            "--fragments", type=int, default=fragments, help="parts of the model that take turns (default: %(default)s)"
+            "--fragments", type=int, default=fragments, help="model parts averaged in turn (default: %(default)s)"
         )
     options = parser.parse_args()
     torch.set_num_threads(1)  # several peers share this machine's cores

@@ -1,4 +1,4 @@
-"""Runs of the examples that train the GPT, for programs that compare them: processes, kills, and what they write."""
+"""Runs of the GPT training examples, for programs that compare them: their processes, kills and output."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Kind:
     script: str
     arguments: tuple[str, ...] = ()
     kill_every: int = 0
-    """Least number of outer steps between two kills; 0: none."""
+    """Minimum number of outer steps between two kills; 0: no kills."""
     of_last_peer: tuple[str, ...] = ()
-    """The further arguments of the peer with the highest index."""
+    """Additional arguments for the peer with the highest index."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Settings:
     """The settings that the runs of a comparison have in common."""
 
     start: Path
-    """The pretrained model; the first run makes it."""
+    """The pretrained model, which the first run creates."""
     peers: int = 4
     steps: int = 40
-    """Outer ones."""
+    """Outer steps."""
     inner: int = 50
     pretrain: int = 500
     batch: int = BATCH
-    """Sequences in a step of a peer."""
+    """Sequences per step and peer."""
     seed: int = 0
 
 
@@ -51,7 +51,7 @@ class Outcome:
     kills: int = 0
     joins: int = 0
     compared: int = 0
-    """Outer states that at least two peers had."""
+    """Number of outer states that at least two peers reported."""
     problems: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The rows of peer 0, which is never killed."""
@@ -64,17 +64,17 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Run:
-    """The processes of one run, and what they write."""
+    """The processes of one run, and their output."""
 
     def __init__(self, name: str, kind: Kind, settings: Settings, folder: Path) -> None:
-        """`folder` is made for what its processes write."""
+        """`folder` is created for the output of the processes."""
         folder.mkdir()
         self.name, self.kind, self.settings, self.folder = name, kind, settings, folder
         self.outcome = Outcome()
         self.files: list[Path] = []
         self.killed_at = 0
         self.latest: dict[int, Path] = {}
-        """The files that peers write which were started again."""
+        """The files that restarted peers write."""
 
     def start(self, master: str, index: int) -> subprocess.Popen[bytes]:
         path = self.folder / f"{len(self.files)}.jsonl"
@@ -93,7 +93,7 @@ class Run:
             peers = {0: self.start(master.address, 0)}
             try:
                 while not self.settings.start.exists() and peers[0].poll() is None:
-                    time.sleep(0.05)  # it pretrains the model for all
+                    time.sleep(0.05)  # peer 0 pretrains the model for all
                 peers |= {index: self.start(master.address, index) for index in range(1, self.settings.peers)}
                 shown = 0
                 while any(process.poll() is None for process in peers.values()):
@@ -125,7 +125,7 @@ class Run:
         return self.outcome
 
     def dismiss_latecomers(self, peers: dict[int, subprocess.Popen[bytes]]) -> None:
-        """End restarted peers that were not admitted before the end of the run."""
+        """Kill restarted peers that were not admitted before the end of the run."""
         for index, path in list(self.latest.items()):
             if peers[index].poll() is None and not rows_of(path):
                 peers[index].kill()
@@ -133,7 +133,8 @@ class Run:
                 del self.latest[index]
 
     def churn(self, step: int, peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
-        """A kill, `kill_every` outer steps after the last one, once all peers are connected again."""
+        """Kill and restart a peer if `kill_every` outer steps have passed since the last kill and all peers are
+        connected."""
         every, rows = self.kind.kill_every, rows_of(self.files[0])
         is_due = every and step >= self.killed_at + every and step + every <= self.settings.steps
         if not is_due or rows[-1]["peers"] < self.settings.peers:

@@ -1,7 +1,7 @@
-"""Real text that every machine has: the sources of Python's standard library, as bytes, in shards.
+"""Real text that every machine has: the source code of Python's standard library, as bytes, in shards.
 
-The split depends on the names and sizes of the files only, so all peers compute the same.
-One file in 25 is held out for validation, as a whole. Peers must run the same Python version to have the same text.
+The split depends only on the names and sizes of the files, so all peers compute the same split. About one file in 25 is
+held out for validation. All peers must run the same Python version to have the same text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _source_files(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 class Corpus:
-    """The text in `shards` disjoint parts of about one size."""
+    """The text in `shards` disjoint parts of similar size."""
 
     def __init__(self, shards: int, seed: int = 0) -> None:
         self._seed = seed
@@ -46,7 +46,7 @@ class Corpus:
         self._held_out = np.frombuffer(held_out, np.uint8)
 
     def batch(self, shard: int, step: int, sequences: int, length: int) -> Bytes:
-        """Stretches from random places of a shard, the same for the same step: (sequences, length)."""
+        """Return stretches from random places in a shard, which depend only on the step: (sequences, length)."""
         random = np.random.default_rng([self._seed, shard, abs(step), step < 0])
         text = self._shards[shard % len(self._shards)]
         starts = random.integers(0, text.size - length + 1, sequences)
@@ -54,11 +54,11 @@ class Corpus:
         return stretches
 
     def batch_of_all(self, step: int, sequences: int, length: int) -> Bytes:
-        """One batch of each shard."""
+        """Return one batch from each shard."""
         return np.concatenate([self.batch(shard, step, sequences, length) for shard in range(len(self._shards))])
 
     def validation(self, length: int) -> Bytes:
-        """Stretches at even distances over the text that was held out: always the same."""
+        """Return evenly spaced stretches of the held-out text, the same in each call."""
         starts = np.linspace(0, self._held_out.size - length, VALIDATION_SEQUENCES).astype(np.int64)
         stretches: Bytes = self._held_out[starts[:, None] + np.arange(length)]
         return stretches

@@ -1,4 +1,4 @@
-"""Parts that the examples for trainers share: scikit-learn's handwritten digits, a small network, this peer's index."""
+"""The parts that the trainer examples share: scikit-learn's handwritten digits, a small network, this peer's index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ PEERS = int(os.environ.get("PCCL_LAUNCH_COUNT", 1))
 INDEX = int(os.environ.get("PCCL_LAUNCH_INDEX", 0))
 """Which part of the data is this peer's."""
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-    os.environ.pop(
-        _name, None
-    )  # else trainers make one torch.distributed world of all peers: `--no-ranks` of the launch
+    os.environ.pop(_name, None)  # otherwise trainers form one torch.distributed world from all peers
 
 INNER_STEPS = 25
 STEPS = 8 * INNER_STEPS
@@ -43,7 +41,7 @@ def batches() -> Any:
 
 
 def network() -> Any:
-    """The same weights on every peer."""
+    """Return a network with the same initial weights on every peer."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 

@@ -1,12 +1,12 @@
-"""torchft's fault-tolerant DDP with pccl between the replicas: torchft manages the members, pccl reduces.
+"""torchft's fault-tolerant DDP with pccl between the replicas: torchft manages membership, pccl reduces.
 
     pip install torchft                                # torch 2.7 or newer
     python examples/frameworks/torchft_ddp.py          # three replicas; one is killed, and started again
 
-Each replica is a process with a torchft Manager. Compared with the usual loop, two lines are pccl's: the import and the
-process group. The parent runs torchft's lighthouse, kills replica 1 with SIGKILL once all have made `--kill` steps
-together, and starts it again: it fetches the model from another one and goes on with the others. At the end all have
-the same weights.
+Each replica is a process with a torchft Manager. Compared with the usual torchft loop, only two lines are pccl's: the
+import and the process group. The parent process runs torchft's lighthouse, kills replica 1 with SIGKILL after `--kill`
+steps of all replicas together, and restarts it: it fetches the model from another replica and continues with the
+others. At the end, all have the same weights.
 
 For several hosts, start `torchft_lighthouse` on one of them and the replicas with its address (`--lighthouse`).
 """
@@ -40,7 +40,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """One replica, from its start to the last step."""
+    """Run one replica from its start to the last step."""
     from torchft import DistributedDataParallel, Manager, Optimizer
 
     from pccl.torch.torchft import ProcessGroupPCCL
@@ -74,9 +74,9 @@ def train(arguments: argparse.Namespace) -> None:
         step = manager.current_step()
         generator = torch.Generator().manual_seed(1000 * step + arguments.replica)
         inputs = torch.randn(BATCH, WIDTH, generator=generator)
-        optimizer.zero_grad()  # begins the next quorum
+        optimizer.zero_grad()  # starts the next quorum
         torch.nn.functional.mse_loss(ddp(inputs), inputs.square().sum(1, keepdim=True).sqrt()).backward()
-        optimizer.step()  # if all replicas of the quorum may
+        optimizer.step()  # only if the step's collectives succeeded
         if arguments.replica == 0:
             print(f"step {manager.current_step()} of {manager.num_participants()} replicas", flush=True)
     print(f"replica {arguments.replica} ends with {digest(model)}", flush=True)
@@ -87,9 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--kill", type=int, default=10, metavar="N", help="after that many common steps; 0: never")
-    parser.add_argument("--lighthouse", help="the address of one that runs already")
-    parser.add_argument("--replica", type=int, help="be this replica, and no parent")
+    parser.add_argument("--kill", type=int, default=10, metavar="N", help="after this many common steps; 0: never")
+    parser.add_argument("--lighthouse", help="address of a lighthouse that is already running")
+    parser.add_argument("--replica", type=int, help="run as this replica, not as the parent")
     arguments = parser.parse_args()
     if arguments.replica is not None:
         train(arguments)
@@ -97,7 +97,7 @@ def main() -> int:
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=100)
-    os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which tells of each step
+    os.environ.setdefault("RUST_LOG", "warn")  # for torchft, which logs each step
     command = [sys.executable, __file__, "--steps", str(arguments.steps), "--lighthouse", lighthouse.address()]
 
     def start(replica: int) -> "subprocess.Popen[str]":
@@ -112,7 +112,7 @@ def main() -> int:
         print(line, end="", flush=True)
         together += f" of {arguments.replicas} replicas" in line
         if arguments.kill and together == arguments.kill:
-            print("killing replica 1, and starting it again", flush=True)
+            print("killing replica 1 and restarting it", flush=True)
             replicas[1].kill()
             replicas[1].wait()
             replicas[1] = start(1)

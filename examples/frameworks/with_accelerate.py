@@ -1,4 +1,4 @@
-"""DiLoCo in a loop of Hugging Face Accelerate, with gradients accumulated over two batches.
+"""DiLoCo in a Hugging Face Accelerate loop, with gradients accumulated over two batches.
 
 pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_accelerate.py
@@ -18,7 +18,7 @@ with Communicator() as communicator:
     diloco = DiLoCo(communicator, model, inner, inner_steps=INNER_STEPS)
     optimizer = DiLoCoOptimizer(diloco, peers_min=PEERS, on_outer_step=show)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    diloco.share({"scheduler": scheduler})  # newcomers get it as it stands
+    diloco.share({"scheduler": scheduler})  # newcomers receive its current state
     optimizer.join()
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

@@ -1,4 +1,4 @@
-"""DiLoCo in a Lightning Trainer: `configure_optimizers` returns another optimizer, and that is all.
+"""DiLoCo in a Lightning Trainer: only `configure_optimizers` changes, to return a different optimizer.
 
 pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_lightning.py
@@ -28,7 +28,7 @@ class Digits(lightning.LightningModule):  # type: ignore[misc]
         diloco = DiLoCo(self.communicator, self.network, inner, inner_steps=INNER_STEPS)
         self.optimizer = DiLoCoOptimizer(diloco, peers_min=PEERS, on_outer_step=show)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
-        diloco.share({"scheduler": scheduler})  # newcomers get it as it stands
+        diloco.share({"scheduler": scheduler})  # newcomers receive its current state
         return {"optimizer": self.optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

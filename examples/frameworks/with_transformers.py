@@ -1,4 +1,4 @@
-"""DiLoCo in the Hugging Face Trainer, which is given another optimizer.
+"""DiLoCo in the Hugging Face Trainer, which only needs a different optimizer.
 
 pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_transformers.py
@@ -17,7 +17,7 @@ from pccl.training import DiLoCo, DiLoCoOptimizer
 
 
 class Digits(nn.Module):  # type: ignore[misc]
-    """The network in the form that the Trainer wants: labels go in, the loss comes out."""
+    """The network in the form that the Trainer expects: it takes labels and returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ with Communicator() as communicator, tempfile.TemporaryDirectory() as folder:
     diloco = DiLoCo(communicator, model, inner, inner_steps=INNER_STEPS)
     optimizer = DiLoCoOptimizer(diloco, peers_min=PEERS, on_outer_step=show)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    diloco.share({"scheduler": scheduler})  # newcomers get it as it stands
+    diloco.share({"scheduler": scheduler})  # newcomers receive its current state
     trainer = Trainer(
         model,
         TrainingArguments(

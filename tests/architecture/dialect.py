@@ -2,7 +2,7 @@
 
     python -m tests.architecture.dialect [--list] [PATH ...]
 
-prints the number per 1,000 words of each construction; `--list` also prints every occurrence.
+prints the number of occurrences of each construction per 1,000 words; `--list` also prints every occurrence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONSTRUCTIONS = {
 
 
 class Text(NamedTuple):
-    """A piece of prose and its place."""
+    """A piece of prose and its location."""
 
     path: Path
     line: int

@@ -1,4 +1,4 @@
-"""A budget for the package: its size only goes down, unless an issue brings a new ability."""
+"""A budget for the package: its size may only shrink, unless an issue adds a new ability."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_public_names_of_a_communicator() -> None:
 
 
 def test_small_modules_have_several_importers() -> None:
-    """A module under 80 lines that only one neighbour imports belongs into that neighbour."""
+    """A module of fewer than 80 lines that only one neighbour imports belongs in that neighbour."""
     paths = {_name(path): path for path in PACKAGE.rglob("*.py")}
     importers = defaultdict(set)
     for importer, path in paths.items():

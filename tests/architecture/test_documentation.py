@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: messages on the wire, named paths, blocks that CI runs; and is plain."""
+"""The documentation is in plain English and agrees with the code: wire messages, named paths, blocks that CI runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WIRE = " ".join((ROOT / "docs/design/wire.md").read_text(encoding="utf-8").split
 NAMES = {path.name for folder in ("pccl", "native", "tests", "examples") for path in (ROOT / folder).rglob("*.*")}
 FOLDERS = {"pccl", "native", "tests", "examples", "bindings", "docs"}
 MADE = {"native/build"}
-"""Paths that a build makes."""
+"""Paths that a build creates."""
 TYPED = {"script.py"}
-"""Files that a reader makes."""
+"""Files that the reader creates."""
 DIALECT_MAX = 0.3
-"""Constructions per 1,000 words of all pages."""
+"""Limit on constructions per 1,000 words, over all pages."""
 
 
 def _notation(of: Any) -> str:
@@ -46,7 +46,7 @@ def _notation(of: Any) -> str:
 
 
 def _row(of: type[msgspec.Struct]) -> str:
-    """The beginning of a message's row."""
+    """Return the beginning of a message's row."""
     fields = []
     hints = typing.get_type_hints(of, include_extras=True)
     for field in msgspec.structs.fields(of):
@@ -85,7 +85,7 @@ def test_wire_format_lists_the_numbers() -> None:
 
 
 def _named_paths(text: str) -> Iterator[str]:
-    """Paths of this repository in backticks, and modules that commands run."""
+    """Repository paths in backticks, and modules that commands run, exist."""
     for quoted in re.findall(r"`([^`\n]+)`|^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         for word in re.findall(r"[\w./*{},-]+", "".join(quoted)):
             if word.partition("/")[0] in FOLDERS and "/" in word and not any(each in word for each in "*{,"):

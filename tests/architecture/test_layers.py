@@ -1,4 +1,4 @@
-"""The architecture as a test: who may import whom, what is exported, what `import pccl` costs."""
+"""The architecture as a test: which parts may import which, what is exported, what `import pccl` costs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pccl
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pccl"
 
-# What scripts written for the reference API import.
+# Names that scripts for the reference API import.
 REFERENCE_NAMES = {
     *("Communicator", "MasterNode", "ReduceOp", "Attribute", "SharedStateSyncStrategy", "DataType"),
     *("DistributionHint", "QuantizationAlgorithm", "QuantizationOptions", "ReduceOperandDescriptor"),
     *("ReduceDescriptor", "ReduceOpDescriptor", "TensorInfo", "SharedState", "SharedStateSyncInfo"),
     *("ReduceInfo", "AsyncReduceHandle", "PCCLError", "Result"),
 }
-# Those of them, and of ours, that are importable but not in `__all__`.
+# The names that can be imported but are not in `__all__`.
 REFERENCE_ONLY = {
     *("Attribute", "DistributionHint", "ReduceDescriptor", "ReduceOpDescriptor", "ReduceOperandDescriptor"),
     *("TensorInfo", "SharedStateSyncInfo"),
@@ -37,8 +37,8 @@ OWN_NAMES = {
 }
 EXPORTED = REFERENCE_NAMES | OWN_NAMES | RARE_NAMES
 
-# Top-level modules that users may import beside `pccl` itself; those with an underscore are pccl's own. Of the folders
-# only `pccl.training` is for users: scripts should import nothing of the others.
+# Top-level modules that users may import in addition to `pccl` itself; modules with an underscore are private. Scripts
+# should import only from the folders in `PUBLIC_FOLDERS`.
 PUBLIC_MODULES = {
     *(
         "async_communicator",
@@ -55,7 +55,7 @@ PUBLIC_MODULES = {
 }
 PUBLIC_FOLDERS = {"training", "torch", "ray"}
 
-# Of each part of the package: modules that it must not import, nor anything below them.
+# For each part of the package, the modules that it must not import, including anything below them.
 FORBIDDEN = {
     "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
         pccl._native pccl.runtime pccl.communicator pccl.cli pccl.training pccl.tools""",
@@ -66,7 +66,7 @@ FORBIDDEN = {
     "tools": "pccl.protocol pccl.runtime pccl._native pccl.cli trio",
     "torch": "pccl.training pccl.cli pccl.tools pccl._native trio",
 }
-# Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
+# Parts built only on the public API: from pccl, they import public names, themselves and the modules listed here.
 USERS_OF_THE_API = {
     "cli": [
         *("pccl.tools", "pccl.status", "pccl.logs", "pccl.trace"),
@@ -79,9 +79,9 @@ USERS_OF_THE_API = {
 }
 # Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
 RUNTIME_LAYERS = ["extension", "environment", "threads", "network", "data_plane", "state", "master", "session"]
-# Folders that do not know each other, though one is listed before the other.
+# Folders that must not import each other, although one is listed before the other.
 RUNTIME_UNRELATED = {"session": ["master"], "master": ["data_plane", "state"]}
-# The same of `pccl/training`.
+# The same for `pccl/training`.
 TRAINING_LAYERS = ["group", "state", "step", "data", "diloco", "ddp", "spsa", "comm_hooks"]
 TRAINING_UNRELATED = {
     "data": ["state", "step"],
@@ -93,7 +93,7 @@ TRAINING_UNRELATED = {
 
 
 def _modules(part: str) -> list[Path]:
-    """The source files of `pccl/part/` or `pccl/part.py`."""
+    """Return the source files of `pccl/part/` or `pccl/part.py`."""
     return sorted((PACKAGE / part).rglob("*.py")) or sorted(PACKAGE.glob(f"{part}.py"))
 
 
@@ -103,7 +103,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Every import of a file, also inside functions: line, module, and the name taken from it, if one is."""
+    """Yield every import in a file, including those inside functions: line, module, and the imported name, if any."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
@@ -134,7 +134,7 @@ def test_imports_point_down(part: str) -> None:
 
 
 def _of_pccl() -> dict[str, Path]:
-    """Every module of the package by its dotted name; a package is its `__init__`."""
+    """Return every module of the package by its dotted name; a package stands for its `__init__`."""
     named = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -173,7 +173,7 @@ def test_no_cycles() -> None:
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
-        assert name not in way, f"a cycle of imports: {' -> '.join((*way[way.index(name) :], name))}"
+        assert name not in way, f"an import cycle: {' -> '.join((*way[way.index(name) :], name))}"
         if name in done:
             return
         for each in sorted(graph[name]):

@@ -11,8 +11,8 @@ NATIVE = Path(__file__).resolve().parents[2] / "native"
 SOURCES = NATIVE / "src"
 HEADER = NATIVE / "include" / "pccl_native.h"
 
-# From the ground up: what is in a layer includes itself and the layers below. A name stands for NAME.c and NAME.h, with
-# a star also for NAME_*.c and NAME_*.h, which are the parts of one thing.
+# From the bottom up: a layer may include itself and the layers below. A name stands for NAME.c and NAME.h, and with a
+# star also for NAME_*.c and NAME_*.h, which are parts of the same component.
 LAYERS = (
     "pccl_native base",
     "list os table simd fpenv fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
@@ -39,12 +39,12 @@ def _layer_names() -> dict[str, int]:
 
 
 def _module(stem: str) -> str:
-    """The name in `LAYERS` that a file belongs to."""
+    """Return the name in `LAYERS` that a file belongs to."""
     names = _layer_names()
     if stem in names:
         return stem
     starred = [name for name in names if name.endswith("*") and (stem == name[:-1] or stem.startswith(f"{name[:-1]}_"))]
-    assert len(starred) == 1, f"{stem} has no place in LAYERS"
+    assert len(starred) == 1, f"{stem} is not in LAYERS"
     return starred[0]
 
 
@@ -57,7 +57,7 @@ def _files() -> list[Path]:
 
 
 def _includes(path: Path) -> list[str]:
-    """The project's headers that a file includes, by their stems."""
+    """Return the project headers that a file includes, by their stems."""
     return re.findall(r'^#include "(\w+)\.h"', path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
@@ -96,7 +96,7 @@ def test_headers_open_with_their_names_and_what_they_are_for() -> None:
 
 
 def _declared(path: Path) -> set[str]:
-    """The functions that a header declares and does not define."""
+    """Return the functions that a header declares but does not define."""
     text = re.sub(r"^#.*(?:\\\n.*)*", "", _code(path), flags=re.MULTILINE)
     text = re.sub(r"^(?:static|PCCL_INLINE)\b[^\n;{]*\{[^\n]*\}$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^(?:static|PCCL_INLINE)\b[^;{]*\{.*?^\}", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -105,7 +105,7 @@ def _declared(path: Path) -> set[str]:
 
 
 def _defined(path: Path) -> Iterator[str]:
-    """The functions of a source that others can see."""
+    """Return the functions in a source file that other files can see."""
     for match in re.finditer(r"^([A-Za-z_][\w\s*]*?)\b(\w+)\([^;{}]*\)\s*\{", _code(path), re.MULTILINE):
         if not re.search(r"\bstatic\b|\bPCCL_INLINE\b", match.group(1)):
             yield match.group(2)
@@ -116,5 +116,5 @@ def test_what_is_visible_is_declared_and_has_the_prefix() -> None:
     declared = {name for path in _files() if path.suffix == ".h" for name in _declared(path)}
     assert len(_declared(HEADER)) > 50
     assert {name for name in defined if not name.startswith("pccl_")} == set()
-    assert defined - declared == set(), "visible, and in no header"
-    assert declared - defined == set(), "declared, and nowhere defined"
+    assert defined - declared == set(), "visible, but not declared in a header"
+    assert declared - defined == set(), "declared but not defined"

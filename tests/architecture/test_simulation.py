@@ -1,4 +1,4 @@
-"""The simulation's checkers judge from outside: they read nothing of the machines that they judge."""
+"""The simulation's checkers are independent: they do not read the state of the machines that they check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHECKS = Path(__file__).resolve().parents[1] / "simulation" / "checks"
 FILES = sorted(CHECKS.glob("*.py"))
 
 MACHINES = {"machine", "master", "seen"}
-"""The attributes by which the simulation's nodes and hosts hold machines."""
+"""The attributes in which the simulation's nodes and hosts hold machines."""
 IMPORTS = {
     "pccl.protocol": {"messages"},
     "pccl.protocol.peer": {"effects"},
@@ -20,9 +20,9 @@ IMPORTS = {
     "pccl.runtime.master.ring_search": {"matrices", "price"},
     "pccl.types": {"Result"},
 }
-"""What checkers may import of pccl: messages, effects that callers see, results, and what a ring costs."""
+"""What checkers may import from pccl: messages, effects that callers see, results, and the cost of a ring."""
 EFFECTS = {"OpResult", "Installed", "Ended"}
-"""What they may use of `pccl.protocol.peer.effects`."""
+"""What checkers may use from `pccl.protocol.peer.effects`."""
 
 
 def _reads(path: Path) -> Iterator[ast.AST]:

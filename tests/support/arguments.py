@@ -1,6 +1,6 @@
-"""What test commands share: types of arguments, and their end by Ctrl-C.
+"""What test commands share: argument types, and how they end on Ctrl-C.
 
-An empty campaign is refused, for it would be reported as all well.
+An empty campaign is refused, because it would be reported as a success.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pccl.cli.arguments import natural, positive
 
 __all__ = ["minutes", "natural", "positive", "until_interrupted"]
 INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C has ended."""
+"""The exit status of a command that was ended by Ctrl-C."""
 
 
 def minutes(text: str) -> float:
-    """Return a number of minutes, or of seconds."""
+    """Parse a number of minutes or seconds."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Peers of one run inside this process, and calls made at the same time, each wait with a bound."""
+"""Peers of one run inside this process, and simultaneous calls. Every wait is bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Resul
 from tests.support import stacks
 
 WAIT_S = 60.0
-"""Far more than anything here takes; only a bug or a very busy machine reaches it."""
+"""Far more than anything here takes; only a bug or a very busy machine exceeds it."""
 POLL_S = 0.002
 PEER_TIMEOUT_S = 60.0
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, limit_s: float = WAIT_S) -> T:
-    """Wait until `condition` returns something true, and return that."""
+    """Wait until `condition` returns a true value, and return it."""
     end_s = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < end_s, f"not within {limit_s:g} s: {what}"
@@ -36,7 +36,7 @@ def until(condition: Callable[[], T], what: str, limit_s: float = WAIT_S) -> T:
 
 
 class Background:
-    """A call in a thread of its own."""
+    """A call that runs in its own thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -56,7 +56,7 @@ class Background:
         return not self._thread.is_alive()
 
     def outcome(self, limit_s: float = WAIT_S) -> Any:
-        """Its value, or the PCCLError that it raised."""
+        """Wait for the call, and return its value or the PCCLError that it raised."""
         self._thread.join(limit_s)
         if not self.is_over:
             frame = stacks.frames().get(self._thread.ident or 0)
@@ -74,13 +74,13 @@ class Background:
 
 
 def outcomes(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Makes all calls at the same time; a PCCLError takes the place of a value."""
+    """Make all calls at the same time, and return the value or PCCLError of each."""
     threads = [Background(call) for call in calls]
     return [thread.outcome() for thread in threads]
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Makes all calls at the same time and returns their values."""
+    """Make all calls at the same time, and return their values."""
     threads = [Background(call) for call in calls]
     for thread in threads:
         thread.outcome()
@@ -88,7 +88,7 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def results(found: Sequence[Any]) -> list[Result]:
-    """Return the kinds of `outcomes`."""
+    """Return the `Result` of each of these `outcomes`."""
     return [value.result if isinstance(value, PCCLError) else Result.SUCCESS for value in found]
 
 
@@ -110,7 +110,7 @@ def refusal(call: Callable[[], Any]) -> PCCLError:
 
 
 class Cluster:
-    """All accepted peers of one run. Group calls among them can be made with `each`."""
+    """All admitted peers of one run. `each` makes group calls among them."""
 
     def __init__(self, address: str, **options: Any) -> None:
         self.address = address
@@ -121,15 +121,15 @@ class Cluster:
         return self.peers[index]
 
     def new(self, **options: Any) -> Communicator:
-        """A communicator that is not connected, and not one of the peers yet."""
+        """Return a communicator that is not connected, and not yet one of the peers."""
         return Communicator(self.address, **{**self.options, **options})
 
     def join(self, count: int = 1, **options: Any) -> list[Communicator]:
-        """Lets newcomers in one after the other, so that their order is known, and returns them."""
+        """Admit newcomers one after the other, so that their order is known, and return them."""
         return [self.admit([self.new(**options)])[0] for _ in range(count)]
 
     def admit(self, newcomers: list[Communicator]) -> list[Communicator]:
-        """Connects them all at once, while the others call update_topology until all are in."""
+        """Connect all newcomers at once, while the others call update_topology until all are admitted."""
         world = len(self.peers) + len(newcomers)
 
         def gather(peer: Communicator) -> None:
@@ -148,15 +148,15 @@ class Cluster:
         return newcomers
 
     def each(self, call: Callable[[Communicator, int], T]) -> list[T]:
-        """`call(peer, index)` for all peers at the same time."""
+        """Run `call(peer, index)` for all peers at the same time."""
         return together([partial(call, peer, i) for i, peer in enumerate(self.peers)])
 
     def outcomes(self, call: Callable[[Communicator, int], T]) -> list[Any]:
-        """Do as `each` does; a PCCLError takes the place of a value."""
+        """Do as `each`, but return the value or PCCLError of each call."""
         return outcomes([partial(call, peer, i) for i, peer in enumerate(self.peers)])
 
     def close(self, peer: Communicator) -> None:
-        """The peer leaves; returns once the others know. Only while they make no calls."""
+        """Close a peer, and return once the others have noticed. They must not be in a call."""
         self.peers.remove(peer)
         peer.close()
         world = len(self.peers)
@@ -169,7 +169,7 @@ class Cluster:
 
 
 def waits_at_master(peer: Communicator) -> bool:
-    """Whether the next update_topology would let a connecting peer in: the master has its heartbeats."""
+    """Whether the next update_topology would admit a connecting peer, since the master has its heartbeats."""
     session = peer._inner._session
     return session is not None and session._machine.peer != 0 and session._heartbeats.is_connected
 
@@ -180,7 +180,7 @@ def _sees(peer: Communicator, world: int) -> bool:
 
 @contextmanager
 def run_of(world: int, **options: Any) -> Iterator[Cluster]:
-    """A master and that many peers, which stay in the run while the machine is busy."""
+    """Run a master and `world` peers, which stay in the run while the machine is busy."""
     with MasterNode("127.0.0.1:0", peer_timeout=PEER_TIMEOUT_S) as master:
         cluster = Cluster(master.address, **options)
         cluster.join(world)

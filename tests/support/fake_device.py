@@ -1,13 +1,13 @@
-"""A device made of threads: it runs what it is given late, in streams, as a GPU does.
+"""A device made of threads: it runs its tasks late, in streams, as a GPU does.
 
-Every stream is a thread with a queue. Each task first sleeps for a moment of random length, so that what lacks a
-synchronization reads what is not there yet, or what is there no more. Memory of the host is poison when it is new. What
-tests want of the device, such as to be held up or to fail, they tell it by its attributes.
+Every stream is a thread with a queue. Each task first sleeps for a short random time, so that code that lacks a
+synchronization reads data that is not there yet, or no longer there. New host memory is filled with poison. Tests set
+the device's attributes to make it pause or fail.
 
-Its threads, and pccl's for it, end when it is closed (`running`).
+Its threads, and pccl's threads for it, end when it is closed (`running`).
 
-With `torch_tensors` torch tensors on the CPU count as a device's. What the program does with them happens at once, so
-copies to them do as well; those from them come late.
+With `torch_tensors`, torch tensors on the CPU count as the device's. The program's operations on them take effect at
+once, and so do copies to them; copies from them complete late.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class FakeEvent:
 
 
 class BrokenEvent(FakeEvent):
-    """The error of a copy that fails."""
+    """The event of a copy that fails."""
 
     def wait(self) -> None:
         raise RuntimeError("the fake device is broken")
 
 
 class Stream:
-    """Runs tasks one after the other, each a little late."""
+    """Runs tasks one after the other, each after a short delay."""
 
     def __init__(self, random_: random.Random) -> None:
         self._random = random_
@@ -72,7 +72,7 @@ class Stream:
         self._tasks.put(task)
 
     def close(self) -> None:
-        """Wait until it has done all that it was given."""
+        """Wait until all tasks are done, and end the thread."""
         self._tasks.put(None)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "a stream of a fake device has not come to its end"
@@ -99,21 +99,21 @@ class FakeArray:
         self.is_writable = True
 
     def set_later(self, values: Any) -> FakeArray:
-        """A kernel in this thread's current stream."""
+        """Set its values by a kernel in this thread's current stream."""
         values = np.array(values, self.dtype)
         self.device.current.give(lambda: time.sleep(self.device.kernel_s))
         self.device.current.give(lambda: np.copyto(self._values, values))
         return self
 
     def get(self) -> Any:
-        """Return its values as the program sees them: after what is in this thread's current stream."""
+        """Return its values as the program sees them: after all tasks in this thread's current stream."""
         found: list[Any] = []
         self.device.current.give(lambda: found.append(self._values.copy()))
         self.device.current.record().wait()
         return found[0]
 
     def settled(self) -> Any:
-        """Return its values for another thread than the one that worked with it: after all streams."""
+        """Return its values after all tasks in all streams, for a thread other than the one that used the array."""
         self.device.synchronize()
         return self._values.copy()
 
@@ -127,13 +127,13 @@ class FakeDevice:
     def __init__(self, seed: int = 0, name: str = "fake:0") -> None:
         self.name = name
         self.reads_held = threading.Event()
-        """Clear it, and copies to the host wait."""
+        """While it is cleared, copies to the host wait."""
         self.reads_held.set()
         self.kernel_s = self.write_s = 0.0
-        """The time that a kernel, or a copy to the device, takes next to the usual delay."""
+        """The time that a kernel, or a copy to the device, takes in addition to the usual delay."""
         self.fails_after_reads: int | None = None
         self.breaks_late = self.fails_to_write = False
-        """Copies to the host that fail do so when they are waited for."""
+        """`breaks_late`: a copy to the host that fails raises only when it is waited for."""
         self.can_pin = True
         self.reads = self.writes = 0
         self.pinned_allocated: list[int] = []
@@ -158,7 +158,7 @@ class FakeDevice:
 
     @property
     def current(self) -> Stream:
-        """This thread's: its own from the beginning, unless the program has set another."""
+        """This thread's current stream: a stream of its own, unless the program has set another."""
         if not hasattr(self._streams, "current"):
             self._streams.current = self.new_stream()
         stream: Stream = self._streams.current
@@ -176,7 +176,7 @@ class FakeDevice:
     def array(self, values: Any) -> FakeArray:
         return FakeArray(self, values)
 
-    # What pccl asks for.
+    # The methods that pccl calls.
 
     def allocate(self, size_bytes: int, pinned: bool) -> FakeMemory:
         if pinned and not self.can_pin:
@@ -253,7 +253,7 @@ def _operand(array: Any) -> Operand | None:
 
 @contextmanager
 def known_arrays() -> Iterator[None]:
-    """pccl takes FakeArrays."""
+    """Make pccl accept FakeArrays."""
     _arrays._others.append(_operand)
     try:
         yield
@@ -263,7 +263,7 @@ def known_arrays() -> Iterator[None]:
 
 @contextmanager
 def running(count: int = 1) -> Iterator[list[FakeDevice]]:
-    """Devices whose arrays pccl takes."""
+    """Run devices whose arrays pccl accepts."""
     with known_arrays(), ExitStack() as stack:
         devices = [FakeDevice(i) for i in range(count)]
         for device in devices:
@@ -273,7 +273,7 @@ def running(count: int = 1) -> Iterator[list[FakeDevice]]:
 
 @contextmanager
 def torch_tensors(device: FakeDevice) -> Iterator[None]:
-    """All that pccl is given are the device's."""
+    """Make pccl treat all tensors as the device's."""
     before = torch_cuda.device_of
 
     def device_of(_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Forked children of the test's process."""
+"""Forked children of the test process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def sockets() -> set[str]:
         try:
             found.add(os.readlink(f"/proc/self/fd/{name}"))
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
     return {name for name in found if name.startswith("socket:")}
 
 
 @contextmanager
 def forking() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of processes with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking a process with threads
         yield
 
 
 def in_child(call: Callable[[], str]) -> str:
-    """Return what `call` returns in a forked child that ends at once."""
+    """Run `call` in a forked child that then ends at once, and return its result."""
     reading, writing = os.pipe()
     with forking():
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Calls that are interrupted, as by a signal, at any chosen place of them."""
+"""Calls that are interrupted, as if by a signal, at a chosen place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SIGNAL = signal.SIGUSR1
 
 
 class Interrupt(BaseException):
-    """An interrupt, as KeyboardInterrupt is one."""
+    """An interrupt such as KeyboardInterrupt."""
 
 
 class AlarmError(Exception):
-    """An ordinary exception of a signal handler."""
+    """An ordinary exception from a signal handler."""
 
 
 KINDS: dict[str, Callable[[], BaseException]] = {"interrupt": Interrupt, "exception": AlarmError}
@@ -28,9 +28,9 @@ KINDS: dict[str, Callable[[], BaseException]] = {"interrupt": Interrupt, "except
 
 
 def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]) -> bool:
-    """Makes the call; `happens` is called, in its thread, at that one of the places where Python looks for signals
-    (where functions begin and built-in ones return), at the latest where the call sleeps. True if it was the last
-    place: the call slept, or had ended before. What `happens` raises must come out of the call."""
+    """Make the call, and call `happens` in its thread at place `step` of those where Python checks for signals (where
+    functions begin and built-in functions return), or earlier if the call sleeps. Return whether this was the last
+    place: the call slept, or ended before. An exception from `happens` must propagate out of the call."""
     steps = itertools.count()
     is_asleep = has_happened = False
     raised: BaseException | None = None
@@ -40,7 +40,7 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
         if event == "c_call" and frame.f_code is wait_any.__code__ and argument.__name__ == "acquire":
             is_asleep = frame.f_locals["lock"].locked()
         if is_asleep or (event in ("call", "c_return") and next(steps) == step):
-            del frame  # which tells a signal handler's call
+            del frame  # it shows a signal handler's call
             sys.setprofile(None)
             has_happened = True
             try:
@@ -49,7 +49,7 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
                 raised = error
                 raise
 
-    # Python swallows what is raised within a collection of garbage, which may come anywhere.
+    # Python swallows exceptions raised during garbage collection, which may run anywhere.
     gc.disable()
     sys.setprofile(profile)
     try:
@@ -66,7 +66,7 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
 
 
 def interrupted_at(step: int, call: Callable[[], object], error: Callable[[], BaseException] = Interrupt) -> bool:
-    """Do as `at_step` does; a signal comes there, whose handler raises an error."""
+    """Do as `at_step`, with a signal whose handler raises an error."""
 
     def handle(*_: object) -> None:
         raise error()

@@ -1,4 +1,4 @@
-"""A proxy between peers and a master that resets connections when it is told, or after that many bytes."""
+"""A proxy between peers and a master that resets connections on request, or after a number of bytes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Route:
     master: socket.socket
     is_for_heartbeats: bool
     carried: int = 0
-    """Bytes, both ways."""
+    """Bytes in both directions."""
     until: int | None = None
-    """The number of carried bytes until it is reset."""
+    """The connection is reset after this many carried bytes."""
     is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reset(self) -> None:
-        """Both ends find it reset; what was on its way is lost."""
+        """Reset the connection at both ends; bytes in flight are lost."""
         with self.lock:
             self.is_over = True
             for sock in (self.peer, self.master):
@@ -44,18 +44,18 @@ class Route:
 
 
 class Proxy:
-    """Passes on what comes to `address`, byte for byte, from a thread of its own."""
+    """Forwards bytes between `address` and the target, in its own threads."""
 
     def __init__(self, target: str, budget: Callable[[str], int | None] = lambda _: None) -> None:
-        """`budget(opening)`: after how many bytes the connection is reset whose first message has this name, such as
-        "Reattach"; None: never."""
+        """`budget(opening)` returns the number of bytes after which to reset a connection whose first message has this
+        name, such as "Reattach", or None for never."""
         self._target = addresses.parse(target)
         self._budget = budget
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.routes: list[Route] = []
         self.is_open = True
-        """False: a peer that dials is reset."""
+        """If False, new connections are reset."""
         self.resets = 0
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
@@ -95,7 +95,7 @@ class Proxy:
             self._pass_on(route)
         except OSError:
             route.reset()
-        except ValueError:  # selectors' word for a socket that another thread has closed
+        except ValueError:  # raised by selectors for a socket that another thread has closed
             assert route.is_over
 
     def _pass_on(self, route: Route) -> None:
@@ -127,7 +127,7 @@ class Proxy:
             route.reset()
 
     def reset_all(self, heartbeats: bool = True, control: bool = True) -> None:
-        """Resets the connections that stand, those for heartbeats, or the others."""
+        """Reset the open connections: those for heartbeats, or the others."""
         for route in list(self.routes):
             if heartbeats if route.is_for_heartbeats else control:
                 self.reset(route)

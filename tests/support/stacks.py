@@ -1,4 +1,4 @@
-"""What the threads of this process are at."""
+"""The stacks of this process's threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 def frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, by the thread's identity.
 
-    No garbage is collected: Python 3.11.7 holds the lock of its list of threads, and the destruction of a
+    Garbage collection is off during the call: Python 3.11.7 holds the lock of its thread list, and the destruction of a
     `threading.local` would wait for it forever (python/cpython, issue 106883)."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Output of child processes, read with bounds: a test that waits for a line fails in time instead of hanging."""
+"""Output of child processes, read with time limits: a test that waits for a line fails instead of hanging."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_S = 180.0
 
 
 class Lines:
-    """The lines of a stream as they come, kept by a thread so that waiting for one is bounded."""
+    """The lines of a stream. A thread reads them as they arrive, so that a wait for a line can be bounded."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.seen: list[str] = []
@@ -27,7 +27,7 @@ class Lines:
         self._queue.put(None)
 
     def expect(self, pattern: str) -> re.Match[str]:
-        """The first line, seen or to come, that matches as a whole."""
+        """Wait for a line that matches `pattern` in full, and return the first one, which may have arrived already."""
         for line in self.seen:
             if match := re.fullmatch(pattern, line):
                 return match
@@ -42,7 +42,7 @@ class Lines:
                 return match
 
     def rest(self) -> list[str]:
-        """All lines, once the stream has ended."""
+        """Wait until the stream has ended, and return all lines."""
         while (line := self._queue.get(timeout=TIMEOUT_S)) is not None:
             self.seen.append(line)
         return self.seen

@@ -1,11 +1,11 @@
-"""Runs a training script as peers on a Ray cluster, with the master in this process.
+"""Runs copies of a training script as peers on a Ray cluster, with the master in this process.
 
     python launch.py [--peers N] [--cpus N] SCRIPT [ARGUMENT ...]
 
-Start it on a node of the cluster, with pccl installed on all and the script at the same path. Each peer is a Ray task:
-one whose script fails, or whose node is lost, is started again, on another node if need be, and joins as a newcomer.
-The script finds PCCL_MASTER, PCCL_TOKEN, PCCL_LAUNCH_INDEX and PCCL_LAUNCH_COUNT in its environment. Exit code 0 when
-all have ended well. `ray job submit` works too: the master is then where Ray puts the job's entry point.
+Start it on a node of the cluster. All nodes must have pccl installed and the script at the same path. Each peer is a
+Ray task. If its script fails or its node is lost, Ray restarts it, on another node if necessary, and it joins as a
+newcomer. The script finds PCCL_MASTER, PCCL_TOKEN, PCCL_LAUNCH_INDEX and PCCL_LAUNCH_COUNT in its environment. The exit
+code is 0 if all peers succeeded. With `ray job submit`, the master runs where Ray places the job's entry point.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class PeerFailedError(Exception):
 
 
 def run_peer(index: int, count: int, master: str, token: str, command: list[str]) -> None:
-    """Run one peer. Raises PeerFailedError."""
+    """Run one peer. Raise PeerFailedError if its script fails."""
     environment = {"PCCL_MASTER": master, "PCCL_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     environment |= {"PCCL_LAUNCH_INDEX": str(index), "PCCL_LAUNCH_COUNT": str(count)}
     with subprocess.Popen([sys.executable, *command], env={**os.environ, **environment}) as process:
         try:
             returncode = process.wait()
-        except BaseException:  # Ray cancels the task
+        except BaseException:  # e.g. Ray cancels the task
             process.kill()
             raise
     if returncode != 0:
@@ -43,16 +43,16 @@ def run_peer(index: int, count: int, master: str, token: str, command: list[str]
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.allow_abbrev = False  # the script may have options of its own
+    parser.allow_abbrev = False  # the script may have its own options
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--cpus", type=float, default=1, metavar="N", help="of each peer (default: %(default)g)")
-    parser.add_argument("--retries", type=int, default=20, metavar="N", help="of each peer (default: %(default)s)")
+    parser.add_argument("--cpus", type=float, default=1, metavar="N", help="per peer (default: %(default)g)")
+    parser.add_argument("--retries", type=int, default=20, metavar="N", help="per peer (default: %(default)s)")
     parser.add_argument("command", nargs=argparse.PARSER, metavar="SCRIPT", help="and its arguments")
     options = parser.parse_args(argv)
 
     ray.init(address=os.environ.get("RAY_ADDRESS"))
     token = secrets.token_urlsafe(32)
-    # One peer a node as far as there are nodes; failed tasks and lost nodes alike are tried again.
+    # One peer per node while there are enough nodes. Ray retries failed tasks, and those on lost nodes.
     task: Any = ray.remote(run_peer).options(
         num_cpus=options.cpus,
         scheduling_strategy="SPREAD",
