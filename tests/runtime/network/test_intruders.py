@@ -202,7 +202,7 @@ def test_a_replayed_join_is_refused(guarded: MasterNode, caplog: pytest.LogCaptu
         assert isinstance(read_message(sock), m.Challenge)
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
-        assert "another token" in answer.reason
+        assert "a different token" in answer.reason
         assert sock.recv(1) == b""
         assert any(f"127.0.0.1:{sock.getsockname()[1]} refused" in text for text in caplog.messages)
 
@@ -307,7 +307,7 @@ def test_replayed_heartbeats_are_refused(guarded: MasterNode) -> None:
         assert isinstance(read_message(sock), m.Challenge)
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
-        assert "another token" in answer.reason
+        assert "a different token" in answer.reason
     recorder.join()
 
 
