@@ -295,7 +295,7 @@ def test_lost_state_error_names_peers() -> None:
     assert result.code == Result.NO_SHARED_STATE_AVAILABLE
     assert "RECEIVE_ONLY" not in result.reason
     assert "peers [2, 3] were being overwritten" in result.reason
-    assert "peer 1 is lost: did not come back" in result.reason
+    assert "peer 1 was lost: did not come back" in result.reason
 
 
 def test_unaware_accepted_peer_is_not_readmitted() -> None:
