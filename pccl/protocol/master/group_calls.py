@@ -199,8 +199,8 @@ class GroupCalls:
         self._end(waits, f"these calls can never meet: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the group calls of peers that have not launched `op`, in which `stuck` peers wait. Return False if none was
-        ended."""
+        """End the group calls of peers that have not launched `op`, in which `stuck` peers wait. Return False if there
+        are none."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
             return False
