@@ -2,7 +2,7 @@
 
 Specification. All parties of a run share a token, a secret text. The dialer's first message, the opening, names the
 connection's purpose (`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`, `LinkHello`, `StateHello`,
-`ProbeHello`) and holds its share in `auth`, which is empty without a token. With a token follow
+`ProbeHello`) and holds its share in `auth`, which is empty without a token. With a token, the messages are
 
     dialer -> acceptor   the opening, with the dialer's share
     acceptor -> dialer   Challenge: the acceptor's share, and the run

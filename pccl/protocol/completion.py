@@ -15,7 +15,7 @@ So all surviving peers reach the same end:
     4  If a peer is lost, each survivor stops its ops for the flush and reports the done ones and those that it has
        committed in this epoch. The master commits the ops that any survivor has committed or all have done, and aborts
        the rest. By 2, an op that a lost peer committed is done at all survivors. A survivor with DONE from all
-       participants commits even after its reply, unless it has promised not to: a master must commit too.
+       participants commits even after its reply, unless it has promised not to, because a master must commit.
     5  A commit from the master (6) may arrive before the peer's own engine is done. Survivors report it as committed.
     6  If a participant gives up an op, its engine stops the op first.
 

@@ -142,7 +142,7 @@ class LinkMetrics:
 # The size limit below which the direct algorithm beats the ring, from a group's link metrics.
 
 UNKNOWN = -1
-"""No limit: links were not measured, or only one algorithm is possible. Size and world size choose the algorithm."""
+"""The limit if links were not measured or only one algorithm is possible. Size and world size then decide."""
 CROWDING = 1.1
 """Factor by which several streams on one uplink take longer, as measured in a WAN lab."""
 STEP_S = 5e-5

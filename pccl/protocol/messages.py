@@ -131,7 +131,7 @@ class LinkMetric(Part, frozen=True):
 
     peer: int
     is_inbound: bool
-    """Whether the direction is from `peer` to the measuring peer; else it is the reverse."""
+    """True for the direction from `peer` to the measuring peer, False for the reverse."""
     bytes_per_s: float
     round_trip_us: int
 
@@ -326,7 +326,7 @@ class LinksReady(Message, frozen=True):
     view: int
     failed: PeerReasons = []
     missing: PeerReasons = []
-    """Links that failed, but that a ring does not need. Without them the group is not a mesh."""
+    """Peers whose failed links the ring does not need. Without these links the group is not a mesh."""
 
 
 class LinkFailed(Message, frozen=True):
@@ -513,19 +513,19 @@ class Resumed(Message, frozen=True):
 
 
 class Elsewhere(Message, frozen=True):
-    """The last message of a connection: the peer tries other masters, and later this one again."""
+    """The last message of a connection. The peer tries other masters, and later this one again."""
 
     reason: str
 
 
 class StartOver(Message, frozen=True):
-    """The last message of a connection: a peer that was never accepted starts again as a newcomer, with Hello."""
+    """The last message of a connection. The peer was never accepted, and starts again as a newcomer with Hello."""
 
     reason: str
 
 
 class Goodbye(Message, frozen=True):
-    """The last message of a connection: a refusal or an eviction. A newcomer may still try other masters."""
+    """The last message of a connection, for a refusal or an eviction. A newcomer may still try other masters."""
 
     code: int
     reason: str
@@ -533,7 +533,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """A peer of the receiver's group was lost: stop all ops of this epoch and report which are done. The answer is
+    """Stop all ops of this epoch and report which are done, for example because a peer or link was lost. The answer is
     FlushReply."""
 
     flush: int
@@ -541,8 +541,8 @@ class Flush(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """The next view: make its links, then answer LinksReady. If the epoch of the receiver's group differs from the
-    installed one, its open ops end: those in `commits` are committed, all others are aborted."""
+    """Prepare the next view: make its links, then answer LinksReady. If the epoch of the receiver's group differs from
+    the installed one, its open ops end: those in `commits` are committed, all others are aborted."""
 
     view: int
     members: list[PeerInfo]
@@ -576,14 +576,14 @@ class Install(Message, frozen=True):
 
 
 class OpsCommit(Message, frozen=True):
-    """The verdict for these ops: commit."""
+    """The master commits these ops."""
 
     epoch: int
     ops: list[OpRef]
 
 
 class OpAbort(Message, frozen=True):
-    """The verdict for one op: abort. It also applies to a peer that has not launched the op yet."""
+    """The master aborts this op. That also applies to a peer that has not launched the op yet."""
 
     epoch: int
     tag: int

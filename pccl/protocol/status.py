@@ -10,7 +10,7 @@ import msgspec
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A group call in which a peer waits."""
+    """The group call that a peer waits in."""
 
     call: str
     for_s: float

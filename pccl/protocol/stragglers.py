@@ -1,6 +1,6 @@
 """Straggler detection: find silent, absent and straggling peers from heartbeats, waits and reports.
 
-    silent      no heartbeat has come from the peer for several intervals (`SILENT_INTERVALS` of the master's server)
+    silent      the peer has sent no heartbeat for several intervals (`SILENT_INTERVALS` of the master's server)
     absent      at least as many other peers have waited ABSENT_S in an op or a group call that the peer has not called
     straggler   in ROUNDS rounds in a row the peer spent at least FACTOR times as long between ops as the next slowest
                 peer, which cost the others at least LOST_SHARE of their time

@@ -111,7 +111,7 @@ def _explain_call(status: RunStatus, members: Mapping[int, MemberStatus], peer: 
         return f"{_names(members, missing)}, which {verb} not called {call}{_elsewhere(members, missing)}"
     due = [member.peer for member in status.members if member.answer_due_s is not None]
     if due:
-        return f"{_names(members, due)} to answer the master's change of membership"
+        return f"{_names(members, due)} to answer the master's membership change"
     if call == Kind.SYNC and any(each.group == own.group and each.is_syncing for each in status.groups):
         return "all peers that lack the shared state to fetch it"
     return "the master, because all peers have called it"

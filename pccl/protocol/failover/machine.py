@@ -27,7 +27,7 @@ A master stops leading in any of these cases. It then closes its connections, an
 Peers that are not accepted yet start over: immediately at the master of their run, and elsewhere after a peer timeout
 in which none of the run's peers knew an installed view.
 
-A peer that returns to a master that has lost it:
+When a peer returns to a master that has lost it:
 
     8  Once a view without it is installed (`Leadership.is_final_without`), it is evicted. Until then it is sent to
        other masters, because the next master may need it for its majority.

@@ -4,8 +4,8 @@ A peer is first unidentified (connected), then pending (Hello), accepted (Instal
 
     1  A Hello is refused if it is malformed, has a different protocol version, or exceeds a limit.
     2  A pending peer is *admissible* once it has sent a heartbeat, is not absent, and its site is complete.
-    3  The peers of one *site* are admitted in one view. If one is lost, the same event evicts the others, but a peer
-       that leaves deliberately leaves alone.
+    3  The peers of one *site* are admitted in one view. If one is lost, the same event evicts the others. A peer
+       that leaves deliberately does not affect the others.
     4  A peer evicted for failed links waits, then tests connections to the others while these continue (`Trial`), and
        is admissible once that succeeds. The delay is one peer timeout after the first eviction and doubles up to
        DELAY_S_MAX. A record, identified by host and name without process id, expires WELL_S after the delay's end.

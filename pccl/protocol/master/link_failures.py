@@ -3,14 +3,14 @@
 A ring needs the links between neighbours. A small group also makes all other links, but works without those that fail.
 A failed pair does not show which of its two peers is at fault; their links to other peers do.
 
-    1  A broken link between two live peers is made again (`Prepare.relink`) with all links of both ends. After
+    1  A broken link between two live peers is remade (`Prepare.relink`) with all links of both ends. After
        RELINKS_MAX times without a committed op the pair counts as failed. Decisions wait for the flush after a break,
        because the ends that report it may still commit ops of the epoch.
     2  Evictions wait until all results are known, or for EVIDENCE_SHARE of the peer timeout after the first failure.
-    3  As few peers are evicted as leave no failed pair (`topology.fewest_evictions`).
+    3  Evictions remove the smallest set of peers that leaves no failed pair (`topology.fewest_evictions`).
     4  A pair is not judged while one of its peers is absent.
     5  A peer evicted for failed links must wait before it is admitted again; the delay grows (`admission`).
-    6  A lost link is logged once it has been made again or could not be.
+    6  A lost link is logged once it has been remade or could not be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pccl.types import Result
 EVIDENCE_SHARE = 0.1
 """Share of the peer timeout during which failures are collected before an eviction."""
 RELINKS_MAX = 3
-"""Number of times that a pair's link is made again without a committed op in between."""
+"""Number of times that a pair's link is remade without a committed op in between."""
 
 
 class LinkFailures:

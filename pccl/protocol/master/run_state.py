@@ -463,7 +463,7 @@ class Ledger:
         return commits
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
-        """Return what a waiting peer called an op as, and the other peers that have not completed it."""
+        """Return the call in which a peer waits (`call_of`), and the other peers that have not completed the op."""
         holders, ranks = self._done.get(op, set()), ranks_of(op.tag)
         if ranks is None:
             return "op", (each for each in self._order if each not in holders and each != peer)

@@ -209,7 +209,7 @@ class OpVerdicts:
         """Call `renew_if_full` while no op is in flight. Also renew the group if that makes it a mesh."""
         self.renew_if_full(group, is_idle=True)
         if self._may_be_meshed(group):
-            self._renew(group, "its peers can now make the links that it lacked")
+            self._renew(group, "its peers can now make the missing links")
 
     def _renew(self, group: Group, reason: str) -> None:
         self._state.log("info", f"group {group.number} begins a new epoch: {reason}", {"group": group.number})

@@ -6,7 +6,7 @@ Leadership. If peers know several masters, lost peers may follow another one. Tw
     2  Until its first own view is installed, the same applies to every other view that may be installed (quorum views).
     3  A peer that leaves deliberately does not count as lost.
     4  A view that keeps a peer's ring needs no answer from that peer if the peers that are lost or have not answered
-       are no majority of any quorum view.
+       are not a majority of any quorum view.
     5  A lost peer remains a member until a view without it is installed (`is_final_without`).
 
 Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end tries

@@ -11,9 +11,9 @@ sides. Every link begins with a connection for each thread, a lost one is replac
 its own connections.
 
 A link without connections is lost. If the other end notices later and still dials, its connections are refused until
-the next view makes the link again.
+the next view remakes the link.
 
-*Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then made again.
+*Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then remade.
 The other half bounds that attempt, so a dead path is known after one peer timeout, like a silent peer. Only the dialer
 can detect that the path is dead; the other end waits longer, because the dialer's process may merely be busy.
 """
@@ -224,7 +224,7 @@ class Links:
         found = self._find(link)
         if found is None:
             return
-        text = f"the link with peer {found.peer} continues with one connection less: {reason}"
+        text = f"the link with peer {found.peer} continues with one connection fewer: {reason}"
         self._outbox.emit(PeerLog("warning", text, {"other": found.peer}, link))
         if found.is_up:
             self._replace(found, thread)

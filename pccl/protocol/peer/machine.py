@@ -242,7 +242,7 @@ class Peer:
             return
         if self.is_led:
             self._outbox.is_led = False
-            self._outbox.emit(PeerLog("warning", f"{reason}; looking for a master"))
+            self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
         self._outbox.emit(SeekMaster(reason))

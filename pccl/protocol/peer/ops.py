@@ -62,7 +62,7 @@ class Ops:
         self.known_verdicts = KnownVerdicts()
         self._settled: set[OpRef] = set()
 
-    # Calls by callers.
+    # The interface for callers.
 
     def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
         """Launch an op, immediately or once ops may start. It ends with an OpResult.

@@ -119,7 +119,7 @@ class KnownViews:
         self._answered.clear()
 
     def rule_out_all_but(self, in_force: Collection[int]) -> None:
-        """Exclude all acknowledged views except these, which a leading master found to be possibly in force."""
+        """Exclude all acknowledged views except these, which according to a leading master may be in force."""
         self._answered = [each for each in self._answered if each.view in in_force]
         if self.prepared is not None and self.prepared.view not in in_force:
             self.prepared.answered = False
