@@ -1,7 +1,7 @@
-"""The control plane without I/O: messages, and the two machines that exchange them.
+"""The sans-I/O control plane: the messages, and the two state machines that exchange them.
 
-`master.machine.Master` and `peer.Peer` are state machines: events and the time are arguments, effects are results.
-`pccl.runtime` drives them over TCP, tests drive them in memory.
+`master.machine.Master` and `peer.machine.Peer` take events and the time as arguments and return effects.
+`pccl.runtime` drives them over TCP; tests drive them in memory.
 
 Reading order: `messages`, `codec`, `master`, `peer`, `completion` (how peers complete an op without the master), and
 `failover` (the next master).

@@ -1,8 +1,8 @@
-"""Authentication: proof that both ends of a connection know the same token, and keys for its payload.
+"""Authentication: both ends of a connection prove that they know the same token, and derive payload keys.
 
-Specification. All parties of a run share a token, a secret text. The dialer opens with the purpose of the connection
-(`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with its share
-in `auth`, empty without a token. Then
+Specification. All parties of a run share a token, a secret text. The dialer's first message, the opening, names the
+connection's purpose (`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`, `LinkHello`, `StateHello`,
+`ProbeHello`) and holds its share in `auth`, which is empty without a token. With a token, the messages are
 
     dialer -> acceptor   the opening, with the dialer's share
     acceptor -> dialer   Challenge: the acceptor's share, and the run
@@ -11,40 +11,40 @@ in `auth`, empty without a token. Then
 
     share       nonce | public key
     nonce       32 fresh random bytes
-    public key  of a key pair for X25519 (RFC 7748), 32 bytes, which serves for all handshakes of a process that begin
-                within 10 s of its making; empty from a dialer that has no X25519, nor from an acceptor that has none
-                or was sent none
+    public key  the 32-byte public key of an X25519 key pair (RFC 7748), which a process uses for all handshakes that
+                begin within 10 s of its creation. Empty from a dialer without X25519, and from an acceptor that has no
+                X25519 or received no public key
     psk         HMAC-SHA256(token in UTF-8, "pccl 2 run key" | field(run in UTF-8)), so keys differ from run to run
     dh          X25519(own private key, the other side's public key); 32 zero bytes without public keys
     secret      HKDF-Extract(salt: psk, keying material: dh)
-    transcript  SHA-256("pccl 2 transcript" | field(body of the opening) | field(body of the Challenge)), the msgpack
-                bodies as they travelled
+    transcript  SHA-256("pccl 2 transcript" | field(body of the opening) | field(body of the Challenge)), with the
+                msgpack bodies as sent
     expand(x)   HKDF-Expand(secret, "pccl 2 " | x | transcript, 32 bytes)
-    payload     expand("payload of the dialer"), or "... of the acceptor": the key of what that side sends on this
-                connection, if payload is to be encrypted; there is none without public keys
+    payload     expand("payload of the dialer"), or "... of the acceptor": the key that encrypts what that side sends on
+                this connection, if payload is encrypted; there is no such key without public keys
     HKDF        of RFC 5869, with SHA-256
     field(x)    the length of x as 8 bytes, big-endian, then x
 
-That is how TLS 1.3 combines a pre-shared key with a key exchange (RFC 8446, psk_dhe_ke), with the proofs in the place
+TLS 1.3 combines a pre-shared key with a key exchange in the same way (RFC 8446, psk_dhe_ke); the proofs take the place
 of its Finished messages.
 
 Properties:
 
-1. A proof requires the token, through `psk`, and with public keys a private key too.
+1. A proof requires the token (through `psk`) and, if public keys were exchanged, a private key.
 2. The transcript contains every byte before the proofs: protocol, purpose, run, sender, receiver, encryption, nonces
-   and public keys. So no part can be changed or removed on the way, and encryption cannot be downgraded.
-3. A recorded handshake fails against a fresh nonce, a handshake of another connection against its opening, and a
-   reflected proof by its label.
-4. Payload keys have forward secrecy: they require `dh` or a private key, which is in memory only and wiped after the
-   last handshake of its 10 s. A public key that makes `dh` zero is refused.
+   and public keys. So no part can be changed or removed in transit, and encryption cannot be downgraded.
+3. A replayed handshake fails because the nonce is fresh, a handshake from another connection because the opening
+   differs, and a reflected proof because its label differs.
+4. Payload keys have forward secrecy: they require `dh` or a private key, which exists only in memory and is wiped after
+   the last handshake of its 10 s. A public key that makes `dh` zero is refused.
 5. Handshakes of the same key pairs share `dh`, but not proofs and payload keys, because the nonces differ.
-6. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer proves
-   itself first: a token should be random.
+6. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
+   its proof first, so a token should be random.
 
-Limits. A proof authenticates the start of a connection and does not protect what follows; TLS to the master, payload
-keys between peers, or a VPN do. A holder of the token can impersonate both ends. Python's copies of payload keys are
-released, not wiped. A refusal needs no proof, so that peers with different tokens get one; a peer that looks for its
-master accepts only a refusal with the run's secret (`Welcome.secret`).
+Limits. A proof authenticates only the start of a connection; TLS to the master, payload keys between peers, or a VPN
+protect the rest. Any holder of the token can impersonate either end. Python's copies of payload keys are released, not
+wiped. A refusal needs no proof, so that a peer with a different token still receives it; a peer that looks for its
+master accepts only a refusal that contains the run's secret (`Welcome.secret`).
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ REMEDY = "give both sides the same token (token=, PCCL_TOKEN or `pccl master --t
 
 
 class AuthError(ProtocolError):
-    """Authentication failed on the other side or on this one."""
+    """Authentication failed at either end."""
 
 
 class KeyExchange(Protocol):
-    """One side of exchanges over X25519, with a private key of its own."""
+    """One side of X25519 key exchanges, with its own private key."""
 
     @property
     def public_key(self) -> bytes: ...
 
     def secret(self, theirs: bytes) -> bytearray:
-        """Return what this side's private key and the other side's public key (PUBLIC_KEY_BYTES) make. The caller wipes
-        it. Raises ValueError if it would be zero."""
+        """Return the secret shared with the owner of the public key `theirs` (PUBLIC_KEY_BYTES). The caller wipes it.
+        Raises ValueError if it would be zero."""
 
 
 def run_key(token: str, run: str) -> bytes:
@@ -102,11 +102,10 @@ def hkdf_expand(key: bytes, info: bytes, count: int) -> bytes:
 
 
 class Schedule:
-    """The proofs and payload keys that both ends of a connection compute from `psk`, `dh` and all that was said."""
+    """The proofs and payload keys that both ends of a connection derive from `psk`, `dh` and the transcript."""
 
     def __init__(self, psk: bytes, dh: bytes | bytearray, opening: bytes, challenge: bytes) -> None:
-        """`opening` and `challenge` are the bodies as they travelled. `dh` is empty where no public keys were
-        exchanged."""
+        """`opening` and `challenge` are the message bodies as sent. `dh` is empty if no public keys were exchanged."""
         self._has_payload_keys = bool(dh)
         self._secret = hkdf_extract(psk, dh or bytes(PUBLIC_KEY_BYTES))
         said = b"pccl 2 transcript" + _field(opening) + _field(challenge)
@@ -116,8 +115,8 @@ class Schedule:
         return self._expand(b"proof of the " + role)
 
     def payload_keys(self, ours: bytes, theirs: bytes) -> Keys | None:
-        """Return the payload keys of these two roles, or None without a key exchange: keys without forward secrecy are
-        not made."""
+        """Return the payload keys of these two roles, or None without a key exchange, because such keys would lack
+        forward secrecy."""
         if not self._has_payload_keys:
             return None
         return self._expand(b"payload of the " + ours), self._expand(b"payload of the " + theirs)
@@ -136,7 +135,7 @@ def _field(data: bytes) -> bytes:
 
 def _schedule(psk: bytes, exchange: KeyExchange | None, theirs: bytes, opening: bytes, challenge: bytes) -> Schedule:
     """Return the schedule of a handshake. `theirs` is the other side's public key, empty if no keys are exchanged.
-    Raises AuthError if that key is of no use."""
+    Raises AuthError if that key is invalid."""
     if not theirs:
         return Schedule(psk, b"", opening, challenge)
     assert exchange is not None
@@ -158,8 +157,8 @@ class Dialer:
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. `run` is the run that must answer; None: the acceptor names it.
-        An empty `token`: this side has none. No `exchange`: this side has no X25519."""
+        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`; if that is None, it names its
+        run. `token` is empty if this side has none, and `exchange` is None if it has no X25519."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
@@ -173,13 +172,13 @@ class Dialer:
 
     @property
     def payload_keys(self) -> Keys | None:
-        """The payload keys; None before `check`, and without a key exchange."""
+        """The payload keys, or None before `check` or without a key exchange."""
         return self._payload_keys if self.is_proven else None
 
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
         """Return the frame that answers a Challenge. Raises AuthError if this side must not answer."""
         if not self._token:
-            raise AuthError(f"it asks for a token and this side has none; {REMEDY}")
+            raise AuthError(f"it asks for a token, but this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
         if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
             raise AuthError(
@@ -201,19 +200,19 @@ class Dialer:
         self.is_proven = True
 
     def check_answer(self, answer: m.Message) -> None:
-        """Check that what answers the opening may come now. Raises AuthError if proofs or keys are due before it; a
-        refusal needs none."""
+        """Check that the answer to the opening is allowed now. Raises AuthError if a proof or key must come first; a
+        refusal needs neither."""
         if isinstance(answer, m.Goodbye | m.Rejected):
             return
         if self._token and not self.is_proven:
-            raise AuthError(f"it has no token and this side has one; {REMEDY}")
+            raise AuthError(f"it has no token, but this side has one; {REMEDY}")
         if self._must_encrypt and self.payload_keys is None:
-            raise AuthError("it would take unencrypted what this side encrypts")
+            raise AuthError("it would accept unencrypted data, but this side encrypts")
 
 
 class Acceptor:
     def __init__(self, token: str, nonce: bytes, run: str, name: str, exchange: KeyExchange | None = None) -> None:
-        """`name` is what errors call this side. `nonce` and `exchange` are as for `Dialer`."""
+        """`name` denotes this side in errors. `nonce` and `exchange` are as for `Dialer`."""
         assert len(nonce) == NONCE_BYTES
         self._name = name
         self._token = token
@@ -225,13 +224,13 @@ class Acceptor:
 
     def challenge(self, opening: m.Opening, body: bytes) -> bytes | None:
         """Return the frame that answers an opening, or None if neither side has a token. Raises AuthError if the dialer
-        cannot be let in."""
+        cannot be admitted."""
         if not self._token:
             if opening.auth:
-                raise AuthError(f"the dialing peer has a token and {self._name} has none; {REMEDY}")
+                raise AuthError(f"the dialing peer has a token, but {self._name} has none; {REMEDY}")
             return None
         if not opening.auth:
-            raise AuthError(f"{self._name} has a token and the dialing peer has none; {REMEDY}")
+            raise AuthError(f"{self._name} has a token, but the dialing peer has none; {REMEDY}")
         if opening.protocol != m.PROTOCOL_VERSION:
             raise AuthError(
                 f"{self._name} speaks protocol {m.PROTOCOL_VERSION}, the dialing peer {opening.protocol}; install the "
@@ -241,7 +240,7 @@ class Acceptor:
         if len(opening.auth) < NONCE_BYTES or len(theirs) not in (0, PUBLIC_KEY_BYTES):
             raise AuthError(f"its share of {len(opening.auth)} bytes is neither a nonce nor a nonce with a public key")
         if _wants_encryption(opening) and not theirs:
-            raise AuthError("encryption is asked for without a public key to make keys with")
+            raise AuthError("encryption is requested without a public key to derive keys from")
         ours = b""
         if theirs and self._exchange is not None:
             ours = self._exchange.public_key
@@ -257,6 +256,6 @@ class Acceptor:
         self._said = None
         schedule = _schedule(run_key(self._token, self._run), self._exchange, public_key, opening, challenge)
         if not hmac.compare_digest(schedule.proof(DIALER), theirs.auth):
-            raise AuthError(f"the dialing peer has another token than {self._name}; {REMEDY}")
+            raise AuthError(f"the dialing peer has a different token than {self._name}; {REMEDY}")
         self.payload_keys = schedule.payload_keys(ACCEPTOR, DIALER)
         return encode(m.Proof(schedule.proof(ACCEPTOR)))

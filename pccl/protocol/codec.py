@@ -1,4 +1,4 @@
-"""Framing and validation of messages: a 4-byte big-endian length, then as many bytes of msgpack.
+"""Framing and validation of messages: a 4-byte big-endian length, then that many bytes of msgpack.
 
 Any client may connect, so input is validated in two stages: msgpack decodes under explicit limits, then msgspec
 converts the result into one of the expected message types. `ProtocolError` names the problem.
@@ -19,7 +19,7 @@ from pccl.protocol.messages import Message
 
 LENGTH_BYTES = 4
 MESSAGE_BYTES_MAX = 16 * 2**20
-"""Size of a message between parties that know each other."""
+"""Largest message after the first one of a connection."""
 OPENING_BYTES_MAX = 16 * 2**10
 """Largest first message of a connection, from an unauthenticated sender."""
 
@@ -27,7 +27,7 @@ M = TypeVar("M")
 
 
 class ProtocolError(Exception):
-    """The other side has sent what it must not send."""
+    """The other side violated the protocol."""
 
 
 def encode(message: Message) -> bytes:
@@ -38,8 +38,8 @@ def encode(message: Message) -> bytes:
 
 
 class FrameCache:
-    """Encodes a message that goes to many once. It keeps all that it has seen, so it is made for one batch of
-    messages."""
+    """Encodes a message once even if it has many receivers. It keeps every message, so each batch of messages needs its
+    own cache."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Message, bytes]] = {}
@@ -55,8 +55,8 @@ def frame_length(head: bytes, limit_bytes: int) -> int:
     length = int.from_bytes(head, "big")
     if length > limit_bytes:
         raise ProtocolError(
-            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is not a pccl peer, or "
-            f"one of another version"
+            f"the other side announces a message of {length} bytes, but at most {limit_bytes} are allowed; it is not a "
+            f"pccl peer, or runs another version"
         )
     if length == 0:
         raise ProtocolError("an empty message")
@@ -81,15 +81,15 @@ def _holder(expected: Any) -> Any:
 
 
 def harmless(text: str, characters_max: int = 500) -> str:
-    """Return a text that others may have written so that it fits into one line of a log."""
+    """Return an untrusted text, shortened and escaped to fit into one log line."""
     if len(text) > characters_max:
         text = f"{text[:characters_max]}..."
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class Decoder(Generic[M]):
-    """Reassembles messages of one union type from arbitrary fragments. The first message may have a lower limit. After
-    an error the decoder must not be used."""
+    """Reassembles messages of one union type from arbitrary fragments. The first message may have a lower size limit.
+    Do not use the decoder after an error."""
 
     def __init__(self, expected: Any, opening_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._expected = expected
@@ -106,7 +106,7 @@ class Decoder(Generic[M]):
         self._buffer += data
 
     def next_body(self) -> bytes | None:
-        """Take the body of one message as it is, under the present bound. Return None if it is not complete."""
+        """Remove the next message and return its undecoded body, or None if it is incomplete."""
         if len(self._buffer) < LENGTH_BYTES:
             return None
         end = LENGTH_BYTES + frame_length(bytes(self._buffer[:LENGTH_BYTES]), self._limit_bytes)
@@ -127,17 +127,17 @@ class Decoder(Generic[M]):
 KEY_BYTES = 16
 ACK_EVERY = 16
 KEPT_BYTES_MAX = 64 * 2**20
-"""Bytes that one end keeps for the other. An end that lets more gather has stopped reading, or is away for too long."""
+"""Bytes that one end keeps for the other. If more accumulate, the other end has stopped reading or is away too long."""
 
 
 class ControlSession:
     """The session of a control connection, which survives a reset of the connection.
 
-    Its name is a random secret key in the opening (Hello or Resume). After a reset the peer dials the same master and
-    sends `Reattach` with the key. Both sides exchange the number of received messages and resend the rest.
+    A random secret key in the opening (Hello or Resume) identifies it. After a reset the peer dials the same master and
+    sends `Reattach` with the key. Each side sends its count of received messages, and the other resends the rest.
 
-        1  Both ends count the messages of each direction after the opening, without handshakes and `Ack`.
-        2  A sender keeps every frame until it is acknowledged. A message is received when the machine gets it.
+        1  Both ends count the messages in each direction after the opening, except handshakes and `Ack`.
+        2  A sender keeps every frame until it is acknowledged. A message counts as received once the machine has it.
         3  The master stops reading the old connection before it reports its count, so no message is received twice.
     """
 
@@ -154,19 +154,19 @@ class ControlSession:
         self.kept_bytes += len(frame)
 
     def acknowledge(self, received: int) -> None:
-        """Drop the frames that the other side has received. ProtocolError."""
+        """Drop the frames that the other side has received. Raises ProtocolError if the count is impossible."""
         count = received - self._acknowledged
         if not 0 <= count <= len(self._kept):
             sent = self._acknowledged + len(self._kept)
             raise ProtocolError(
-                f"{received} messages are acknowledged after {self._acknowledged}, and {sent} were sent"
+                f"{received} messages are acknowledged after {self._acknowledged}, but {sent} were sent"
             )
         for _ in range(count):
             self.kept_bytes -= len(self._kept.popleft())
         self._acknowledged = received
 
     def receive(self) -> m.Ack | None:
-        """Count a message that was received. Return the Ack that is due by now, if one is."""
+        """Count a received message. Return an Ack if one is due."""
         self.received += 1
         if self.received < self._acknowledged_here + ACK_EVERY:
             return None
@@ -174,8 +174,8 @@ class ControlSession:
         return m.Ack(self.received)
 
     def reattach(self, received: int) -> list[bytes]:
-        """Return the frames to send first over a new connection, whose other end has received `received` messages.
-        ProtocolError."""
+        """Return the frames to resend on a new connection to an end that has received `received` messages.
+        Raises ProtocolError."""
         self.acknowledge(received)
         self._acknowledged_here = self.received
         return list(self._kept)

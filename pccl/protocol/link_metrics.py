@@ -1,14 +1,14 @@
-"""Link metrics: what the master knows of the links between peers, each value with its age.
+"""Link metrics: what the master knows about the links between peers, each value with its age.
 
-Each direction of a link has a rate in bytes per second and a round trip; half of that counts as its latency. Metrics
-come from probes (`optimize_topology`).
+Each direction of a link has a rate in bytes per second and a round-trip time; half the round trip counts as its
+latency. Metrics come from probes (`optimize_topology`).
 
-    1  A metric is kept until there is a newer one. `is_due` says when to measure again.
-    2  A metric between two hosts stands for all pairs of their peers that were not measured themselves, also for a peer
-       that comes later from a known host.
-    3  Peers share a host if they advertise the same addresses. Unmeasured peers of one host are assumed to have the
-       best link there is.
-    4  A pair that could not be measured is unreachable until it could.
+    1  A metric is kept until a newer one replaces it. `is_due` returns whether to measure again.
+    2  A metric between two hosts applies to every unmeasured pair of their peers, including peers that join later from
+       a known host.
+    3  Peers share a host if they advertise the same addresses. Unmeasured peers on one host are assumed to have a link
+       of LOCAL_BYTES_PER_S.
+    4  A pair whose measurement failed counts as unreachable until one succeeds.
 
 A peer keeps its own measurements for the next master.
 """
@@ -27,7 +27,7 @@ Hosts = tuple[str, ...]
 
 FRESH_S = 600.0
 FAILURE_FRESH_S = 60.0
-"""Seconds before a pair that could not be measured is tried again."""
+"""Seconds after a failed measurement of a pair before the next attempt."""
 HOST_PAIRS_MAX = 2**16
 LOCAL_BYTES_PER_S = 1e10
 BYTES_PER_S_MAX = 1e15
@@ -40,7 +40,7 @@ class KnownMetric:
     round_trip_s: float
     at: float
     is_assumed: bool = False
-    """Whether it was not measured: both peers are on one host."""
+    """Whether this is the default for peers on one host, not a measurement."""
 
     @property
     def latency_s(self) -> float:
@@ -52,7 +52,7 @@ class LinkMetrics:
         self._hosts: dict[int, Hosts] = {}
         self._of_pairs: dict[Pair, KnownMetric] = {}
         self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
-        """The latest metric of any pair between two hosts; the oldest entry first."""
+        """The latest metric of any pair of peers on these two hosts, the oldest entry first."""
         self._known_hosts: set[Hosts] = set()
         self._failed_at: dict[Pair, float] = {}
 
@@ -60,14 +60,14 @@ class LinkMetrics:
         self._hosts[peer] = tuple(hosts)
 
     def gone(self, peer: int) -> None:
-        """Forget what was measured between this peer and others. What stands for its host is kept."""
+        """Forget the metrics between this peer and others, but keep those of its host."""
         self._hosts.pop(peer, None)
         for known in (self._of_pairs, self._failed_at):
             for pair in [pair for pair in known if peer in pair]:
                 del known[pair]
 
     def measured(self, pair: Pair, bytes_per_s: float, round_trip_s: float, now: float) -> None:
-        """Note what was measured of a pair. Values that cannot be count as a failure."""
+        """Record the measurement of a pair. Impossible values count as a failure."""
         if not (0 < bytes_per_s <= BYTES_PER_S_MAX and 0 <= round_trip_s <= ROUND_TRIP_S_MAX):
             self.failed(pair, now)
             return
@@ -109,7 +109,7 @@ class LinkMetrics:
         return len({self.hosts(peer) for peer in peers}) == 1
 
     def hosts(self, peer: int) -> Hosts:
-        """Return the addresses of a peer; where none were told, a name that no other peer has."""
+        """Return the addresses of a peer, or a name unique to the peer if it has advertised none."""
         return self._hosts.get(peer) or (f"peer {peer}",)
 
     def _hosts_of(self, pair: Pair) -> tuple[Hosts, Hosts]:
@@ -142,19 +142,19 @@ class LinkMetrics:
 # The size limit below which the direct algorithm beats the ring, from a group's link metrics.
 
 UNKNOWN = -1
-"""No limit: links were not measured, or only one algorithm is possible. Ops are judged by size and world size."""
+"""The limit if links were not measured or only one algorithm is possible. Size and world size then decide."""
 CROWDING = 1.1
-"""Factor of the time for several streams on one uplink, as measured in a WAN lab."""
+"""Factor by which several streams on one uplink take longer, as measured in a WAN lab."""
 STEP_S = 5e-5
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
 """Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/plans.c)."""
 OTHERWISE_BITS = 2
-"""A new limit is worth a new ring if it differs by this power of two. Less is the spread of the measurements."""
+"""A limit is worth a new ring if it differs by this power of two; smaller differences are measurement noise."""
 
 
 def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:
-    """Return the limit in bytes of an op: 0, a power of two, or UNKNOWN."""
+    """Return the largest op in bytes for which the direct algorithm is faster: 0, a power of two, or UNKNOWN."""
     world_size = len(ring)
     hosts = Counter(metrics.hosts(peer) for peer in ring)
     if world_size < 3 or len(hosts) < 2:
@@ -194,7 +194,7 @@ def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:
 
 
 def is_outdated(in_force: int, found: int, world_size: int) -> bool:
-    """Whether the limit `found` differs enough from the current one to make the ring again."""
+    """Return whether the limit `found` differs enough from the one in force to justify a new ring."""
     if found == UNKNOWN:
         return False
     limits = (UNMEASURED_CHUNK_BYTES * world_size if in_force == UNKNOWN else in_force), found

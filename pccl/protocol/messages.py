@@ -1,19 +1,19 @@
-"""All messages of the wire protocol, for readers and other implementations.
+"""All messages of the wire protocol: the reference for readers and other implementations.
 
 `codec` frames messages and keeps control sessions, `auth` authenticates connections.
 
 Format. A message is a msgpack array `[name, field, ...]`: its class name, then its fields in order. A `Part` of a
 message is an array without a name.
 
-Compatibility. New fields go to the end and have defaults: older readers ignore them, newer ones fill them in.
-`PROTOCOL_VERSION` rises when that is not enough.
+Compatibility. New fields are added at the end with defaults: older readers ignore them, and newer readers use the
+default if they are missing. Any other change raises `PROTOCOL_VERSION`.
 
 Conventions. Peers, views, terms and groups are numbers; peer and view numbers are unique in a run. A result code is a
-number of `pccl.types.Result`. Units are at the end of names (`_s`, `_ms`, `_us`, `_bytes`, `_per_s`). The `auth` of an
+value of `pccl.types.Result`. Names end in their unit (`_s`, `_ms`, `_us`, `_bytes`, `_per_s`). The `auth` of an
 opening is the dialer's share of a handshake, empty without a token.
 """
 
-# Annotations are not put off here: msgspec would compile the text of each, 4 ms when the first message comes.
+# No `from __future__ import annotations` here: msgspec would compile each annotation, 4 ms at the first message.
 
 from typing import Annotated, NamedTuple
 
@@ -31,7 +31,7 @@ ENGINE_THREADS_MAX = 16
 MASTER_TIMEOUT_S = 60.0
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
-"""The codes that may say why something failed. Only a caller can be left without knowing an outcome."""
+"""The codes that a message may give for a failure. OUTCOME_UNKNOWN occurs only as a caller's result."""
 
 
 class OpRef(NamedTuple):
@@ -39,7 +39,7 @@ class OpRef(NamedTuple):
 
     tag: int
     sequence: int
-    """The use count of the tag: 0 for the first op with it in this epoch, 1 for the second."""
+    """The use count of the tag: 0 for the first op with this tag in the epoch, 1 for the second."""
 
 
 OPS_MAX = 2**18
@@ -47,18 +47,18 @@ PEERS_MAX = 2**14
 REPORTED_EPOCHS_MAX = 16
 METRICS_KEPT_MAX = 128
 PART_BYTES_MAX = 32 * 2**10
-"""Size of a part of a recording. Whatever else the control connection has to carry waits for one part at most."""
+"""Size of a part of a recording. Other messages on the control connection wait for at most one part."""
 CHECK_BYTES_MAX = 64 * 2**10
 CHECK_HOSTS_MAX = 4
 REASON_CHARACTERS_MAX = 2**14
-"""Length of a peer's reason. Reasons are logged and passed on to all other peers."""
+"""Length of a reason from a peer. Reasons are logged and forwarded to all other peers."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 PADDING_BYTES_MAX = 20 * 2**10
 Padding = Annotated[int, msgspec.Meta(ge=0, le=PADDING_BYTES_MAX)]
 """Number of meaningless bytes that follow a message on a connection between peers, to prove that the path carries
-packets of full size: see `runtime.network.links`."""
+full-size packets: see `runtime.network.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
@@ -75,17 +75,17 @@ class Kind:
 
     ALL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
     EXCLUSIVE = (UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
-    """Kinds of call during which the caller has no op in flight."""
+    """Kinds of call that a peer may enter only without ops in flight."""
     GLOBAL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY)
-    """Kinds of call that the peers of all groups make together; the others are made by one group."""
+    """Kinds of call that the peers of all groups make together; each group makes the others by itself."""
 
 
 class PendingAnswer:
-    """The value of a GroupCallResult for are_peers_pending that ended without a count."""
+    """The value of the GroupCallResult of an are_peers_pending that ended without a count."""
 
     ADMITTING = -1
     ELSEWHERE = -2
-    """They wait in other calls, or in an op that the receiver would have to launch."""
+    """The other peers wait in other calls, or in an op that the receiver has not launched."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -93,11 +93,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """The base of what messages are composed of. It carries no name on the wire."""
+    """The base of the components of messages, which have no name on the wire."""
 
 
 class PeerInfo(Part, frozen=True):
-    """A peer as the others need to know it to make a link with it."""
+    """What other peers need to know of a peer to make a link with it."""
 
     peer: int
     group: int
@@ -112,18 +112,18 @@ class Ring(Part, frozen=True):
 
     group: int
     epoch: int
-    """The view of this ring's last change. Ops carry it."""
+    """The view in which this ring last changed. It is part of each op's name."""
     peers: list[int]
 
 
 class TensorOffer(Part, frozen=True):
-    """One tensor of a shared state, without its content."""
+    """The metadata of one tensor of a shared state."""
 
     name: str
     dtype: str
     shape: list[int]
     loose: bool
-    """Whether its content may differ between peers of one revision."""
+    """Whether its content may differ between peers at the same revision."""
 
 
 class LinkMetric(Part, frozen=True):
@@ -131,17 +131,17 @@ class LinkMetric(Part, frozen=True):
 
     peer: int
     is_inbound: bool
-    """True: from `peer` to the one that has measured. False: to `peer`."""
+    """True for the direction from `peer` to the measuring peer, False for the reverse."""
     bytes_per_s: float
     round_trip_us: int
 
     def link_of(self, measurer: int) -> tuple[int, int]:
-        """The sender and the receiver, where `measurer` is the peer that has measured."""
+        """Return the sender and the receiver of a direction that the peer `measurer` measured."""
         return (self.peer, measurer) if self.is_inbound else (measurer, self.peer)
 
 
 class SyncOffer(Part, frozen=True):
-    """The shared state that a peer brings to sync_shared_state, without its content."""
+    """The metadata of the shared state that a peer offers in sync_shared_state."""
 
     strategy: str
     revision: int
@@ -153,11 +153,11 @@ class SyncOffer(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first message on a control connection of a peer that has no run yet. The answer is Welcome, Elsewhere or
+    """The first message on the control connection of a peer that has no run yet. The answer is Welcome, Elsewhere or
     Goodbye."""
 
     protocol: int
-    """The PROTOCOL_VERSION of the sender, here and in every other opening."""
+    """The sender's PROTOCOL_VERSION, as in every opening."""
     version: str
     group: int
     hosts: list[str]
@@ -169,17 +169,17 @@ class Hello(Message, frozen=True):
     site_size: int = 0
     masters: int = 1
     may_found: bool = True
-    """Whether the sender may be the first peer of a new run. A peer that knows several masters asks all of them for a
-    run before it says so."""
+    """Whether the sender may be the first peer of a new run. A peer with several master addresses first asks all of
+    them for an existing run."""
     session: Secret = b""
     master_timeout_s: float = MASTER_TIMEOUT_S
     place: int = -1
-    """The place in the ring of its group that the sender asks for, if it is one of the founders; -1: none."""
+    """The place in its group's ring that the sender requests if it is one of the first peers; -1: none."""
 
 
 class HeartbeatHello(Message, frozen=True):
     """The only message on a peer's second connection to the master, for heartbeats. After `Accepted` each side sends a
-    byte several times a second. The peer makes this connection upon Welcome, and again whenever it closes."""
+    byte several times a second. The peer opens this connection upon Welcome, and again whenever it closes."""
 
     protocol: int
     run: str
@@ -188,7 +188,7 @@ class HeartbeatHello(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """The first message on a control connection of a peer that has lost its master. The answer is PreVoteRequest,
+    """The first message on the control connection of a peer that has lost its master. The answer is PreVoteRequest,
     Elsewhere, StartOver or Goodbye."""
 
     protocol: int
@@ -198,14 +198,14 @@ class Resume(Message, frozen=True):
     auth: bytes = b""
     masters: int = 1
     is_accepted: bool = True
-    """False: the peer was still a newcomer, and may have been accepted without having heard of it."""
+    """Whether the peer knows that it was accepted. A newcomer may have been accepted without receiving Install."""
     session: Secret = b""
     master_timeout_s: float = MASTER_TIMEOUT_S
 
 
 class Reattach(Message, frozen=True):
-    """The first message on a control connection that continues the session of one that broke. The answer is Reattached,
-    or Rejected by a master that does not know the session."""
+    """The first message on a control connection that continues the session of a broken one. The answer is Reattached,
+    or Rejected if the master does not know the session."""
 
     protocol: int
     session: Secret
@@ -221,7 +221,7 @@ class Aborted(Part, frozen=True):
 
 
 class GroupCallOutcome(Part, frozen=True):
-    """The end of the last group call of a kind that a peer took part in."""
+    """The result of the last group call of one kind in which the peer took part."""
 
     kind: str
     call_number: int
@@ -231,7 +231,7 @@ class GroupCallOutcome(Part, frozen=True):
 
 
 class InstalledView(Part, frozen=True):
-    """A view that is in force at the sender."""
+    """The view installed at the sender."""
 
     view: int
     rings: list[Ring]
@@ -239,16 +239,16 @@ class InstalledView(Part, frozen=True):
 
 
 class PreparedView(Part, frozen=True):
-    """A view that the sender was told to prepare and that is not in force there."""
+    """A view that a master asked the sender to prepare, and that the sender has not installed."""
 
     view: int
     rings: list[Ring]
     answered: bool
-    """Whether the sender has answered with LinksReady. Then the view may be in force elsewhere."""
+    """Whether the sender has answered with LinksReady. Then other peers may have installed the view."""
 
 
 class PreVote(Message, frozen=True):
-    """The answer to PreVoteRequest: the views that this peer knows, without a promise. Fields as in RecoveryReport."""
+    """The answer to PreVoteRequest: the views that this peer knows, without a vote. Fields as in RecoveryReport."""
 
     installed: InstalledView | None
     prepared: PreparedView | None
@@ -257,80 +257,80 @@ class PreVote(Message, frozen=True):
 
 
 class RecoveryReport(Part, frozen=True):
-    """Everything that a peer knows of its run and that the next master may not: see `recovery_report`."""
+    """Everything that a peer knows about its run and the next master may not know: see `recovery_report`."""
 
     me: PeerInfo
     installed: InstalledView | None
-    """The last view in force at this peer; None: it was never accepted."""
+    """The last view that this peer installed; None if it was never accepted."""
     prepared: PreparedView | None
-    """The last view that this peer was told to prepare, if that is newer than `installed`."""
+    """The last view that a master asked this peer to prepare, if it is newer than `installed`."""
     is_running: bool
-    """Whether its ops still run: they were not stopped by a flush."""
+    """Whether its ops still run, because no flush has stopped them."""
     has_decided: bool
     """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
-    """Committed ops of the epoch in `installed` that other peers might not know."""
+    """Committed ops of the epoch in `installed` that other peers might not know to be committed."""
     aborts: list[Aborted]
     waits_in: str
     outcomes: list[GroupCallOutcome]
     joined_after: int
-    """The number of the group call of the last call that ended before this peer was accepted."""
+    """The number of the last group call that ended before this peer was accepted."""
     synced: tuple[int, int] | None
-    """The number of the group call and the revision of the last sync that this peer took part in with success."""
+    """The group call's number and the revision of this peer's last successful sync."""
     unlinked: list[int]
     peer_timeout_s: float
     engine_threads: int
     site: str = ""
     site_size: int = 0
     link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
-    """The peer's measurements, the oldest first, each with its age in seconds when the peer said Resume."""
+    """The peer's measurements, the oldest first, each with its age in seconds when the peer sent Resume."""
     secret: Secret = b""
     answered: list[PreparedView] = []
-    """Views newer than `installed` that this peer has answered to masters before the one that made `prepared`, unless a
-    later master has ruled them out."""
+    """Views newer than `installed` that this peer acknowledged to masters before the one that sent `prepared`, unless
+    a later master has ruled them out."""
 
 
 class Vote(Message, frozen=True):
-    """The answer to VoteRequest: this peer follows no master of a lower term any more."""
+    """The answer to VoteRequest: this peer no longer follows any master with a lower term."""
 
     term: int
     report: RecoveryReport
 
 
 class Leave(Message, frozen=True):
-    """The peer leaves the run on purpose. It is its last message."""
+    """The peer leaves the run deliberately. This is its last message."""
 
     reason: Reason = ""
 
 
 class GroupCall(Message, frozen=True):
-    """The peer enters a group call. It is in one at a time."""
+    """The peer enters a group call. It can be in only one at a time."""
 
     call: int
     kind: str
     offer: SyncOffer | None = None
-    """The peer's shared state, for sync_shared_state; None for the other kinds."""
+    """The peer's shared state for sync_shared_state; None for the other kinds."""
     open_ops: Ops = []
-    """The ops that the peer has in flight, for are_peers_pending; empty for the other kinds."""
+    """The peer's ops in flight for are_peers_pending; empty for the other kinds."""
 
 
 class GroupCallCancel(Message, frozen=True):
-    """The caller no longer wants to wait. A call that has begun to take effect goes on."""
+    """The caller wants to stop waiting. A call that has begun to take effect continues."""
 
     call: int
 
 
 class LinksReady(Message, frozen=True):
-    """The answer to Prepare: each link that the view asks for is up or could not be made."""
+    """The answer to Prepare: each link that the view needs is up or has failed."""
 
     view: int
     failed: PeerReasons = []
     missing: PeerReasons = []
-    """Other peers without a possible link. Without these links the group is not a mesh."""
+    """Peers whose failed links the ring does not need. Without these links the group is not a mesh."""
 
 
 class LinkFailed(Message, frozen=True):
-    """A link that the sender dials for a prepared view cannot be made. It says so before its LinksReady, while it waits
+    """A link that the sender dials for a prepared view cannot be made. Sent before LinksReady, while the sender waits
     for other links."""
 
     view: int
@@ -353,16 +353,16 @@ class LinkLost(Message, frozen=True):
 
 
 class OpsDone(Message, frozen=True):
-    """The sender holds all result bytes of these ops. It says so of ops that the master decides on, and of those that
-    it has reported as stalled."""
+    """The sender holds all result bytes of these ops. Sent only for ops that the master decides, and for ops that the
+    sender has reported as stalled."""
 
     epoch: int
     ops: Ops
 
 
 class OpFailed(Message, frozen=True):
-    """An op cannot or must not complete: the arguments of peers differ, or a caller has given it up. The sender will
-    not commit it by itself any more."""
+    """An op cannot or must not complete, because the peers' arguments differ or a caller has given it up. The sender
+    will no longer commit it by itself."""
 
     epoch: int
     tag: int
@@ -370,7 +370,7 @@ class OpFailed(Message, frozen=True):
     code: int
     reason: Reason
     may_be_done: bool = False
-    """Whether the op is done at the sender, or may become so. Then others may have committed it: see `completion`."""
+    """Whether the op is or may yet be done at the sender, so that others may have committed it: see `completion`."""
 
 
 class AbortVote(Message, frozen=True):
@@ -383,21 +383,21 @@ class AbortVote(Message, frozen=True):
 
 
 class OpsStalled(Message, frozen=True):
-    """These ops have waited for long. From this the master finds waits that can never end."""
+    """These ops have waited for a long time. The master uses these reports to detect deadlocks."""
 
     epoch: int
     ops: Ops
 
 
 class OpsOver(Message, frozen=True):
-    """The sender has committed these ops by itself, after it had reported them as stalled."""
+    """The sender has committed these ops by itself after it reported them as stalled."""
 
     epoch: int
     ops: Ops
 
 
 class TagsUsed(Message, frozen=True):
-    """The sender has used too many tags in this epoch and starts no further op in it. A new epoch is due."""
+    """The sender has used too many tags in this epoch and starts no further op in it: it needs a new epoch."""
 
     epoch: int
     tags: Count
@@ -408,14 +408,14 @@ class FlushReply(Message, frozen=True):
 
     flush: int
     ops: Ops
-    """Ops that are done at the sender and have no verdict there."""
+    """Ops that are done at the sender but have no verdict there."""
     commits: Ops = []
-    """Committed ops of the sender that other peers might not know."""
+    """Ops committed at the sender that other peers might not know to be committed."""
     aborts: list[Aborted] = []
 
 
 class SyncReport(Message, frozen=True):
-    """A peer that had to fetch shared state has ended its transfer."""
+    """A peer that had to fetch shared state has completed or given up its transfer."""
 
     sync: int
     success: bool
@@ -429,7 +429,7 @@ class Probes(Message, frozen=True):
 
 
 class LinkReport(Part, frozen=True):
-    """The direction of a link from this peer to another, since it was made."""
+    """Counts of the direction of a link from this peer to another, since the link was made."""
 
     peer: int
     tx_bytes: Count
@@ -442,35 +442,35 @@ class LinkReport(Part, frozen=True):
     delivered: Count = 0
     resent: Count = 0
     unacked_bytes: Count = 0
-    """Unacknowledged bytes now. This and the round trips may fall."""
+    """Currently unacknowledged bytes. This and the round trips may decrease."""
     round_trip_us: Count = 0
     round_trip_us_min: Count = 0
 
 
 class Report(Message, frozen=True):
-    """The peer's counts since it connected. They are sent every few seconds while they change; no number ever falls."""
+    """The peer's counts since it connected, sent every few seconds if they change. They only increase, unless noted."""
 
     ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
-    """The last epochs, each with the number of ops that were committed and of those that were aborted."""
+    """The last epochs, each with its numbers of committed and of aborted ops."""
     tx_bytes: Count
     rx_bytes: Count
     state_rx_bytes: Count = 0
     reconnects: Count = 0
-    """Number of broken connections to other peers that this peer has dialled again."""
+    """Number of broken connections to other peers that this peer has redialled."""
     links: Annotated[list[LinkReport], msgspec.Meta(max_length=PEERS_MAX)] = []
     in_ops_ms: Count = 0
-    """Milliseconds with ops of the whole group in flight."""
+    """Milliseconds during which ops of the whole group were in flight."""
     op_wait_ms: Count = 0
-    """Milliseconds since such ops are in flight without an end. This may fall."""
+    """Milliseconds for which such ops have been in flight without one ending. This may decrease."""
     at_ms: Count = 0
-    """The moment of the report, by the peer's own clock."""
+    """The time of the report by the peer's own clock."""
 
 
 # Master to peer.
 
 
 class Welcome(Message, frozen=True):
-    """The answer to Hello: the peer is known, and waits for a view that admits it."""
+    """The answer to Hello: the peer is registered and waits for a view that admits it."""
 
     peer: int
     run: str
@@ -481,51 +481,51 @@ class Welcome(Message, frozen=True):
     number, on both sides."""
     secret: Secret = b""
     obstacle: Reason = ""
-    """The reason of a delay beyond the others' next update_topology; empty: none."""
+    """Why admission is delayed beyond the others' next update_topology; empty if it is not."""
 
 
 class Reattached(Message, frozen=True):
-    """The answer to Reattach: the session goes on. Both sides resend what the other has not received."""
+    """The answer to Reattach: the session continues. Both sides resend the messages that the other has not received."""
 
     received: Count
 
 
 class PreVoteRequest(Message, frozen=True):
-    """The answer to Resume of a master that leads no run. It might lead the peer's once a majority of that run's last
-    view has come, and asks which views the peer knows. The answer is PreVote."""
+    """The answer to Resume from a master that leads no run. It can lead the peer's run once a majority of the run's
+    last view has connected, so it asks which views the peer knows. The answer is PreVote."""
 
 
 class VoteRequest(Message, frozen=True):
-    """A majority has come, and this master asks to lead the run in this term. The answer is Vote, unless the peer has
-    voted in this term or a higher one already."""
+    """A majority has connected, and this master asks to lead the run in this term. The answer is Vote, unless the peer
+    has already voted in this term or a higher one."""
 
     term: int
 
 
 class Resumed(Message, frozen=True):
-    """This master leads the run, and the peer is in it. The peer answers with what the last master might not know:
+    """This master leads the run, and the peer belongs to it. The peer repeats what the last master may not have known:
     OpsDone, OpFailed, LinkLost, GroupCall."""
 
     term: int
     peer_timeout_s: float
     in_force: list[int] = []
-    """The views that are or may be in force. Any other that the peer has answered never was and never will be."""
+    """The views that are or may be in force. No other view that the peer acknowledged was or will ever be in force."""
 
 
 class Elsewhere(Message, frozen=True):
-    """The last message of a connection: another master may serve the peer, which may also come again later."""
+    """The last message of a connection. The peer tries other masters, and later this one again."""
 
     reason: str
 
 
 class StartOver(Message, frozen=True):
-    """The last message of a connection: another master may serve the peer, which may also come again later."""
+    """The last message of a connection. The peer was never accepted, and starts again as a newcomer with Hello."""
 
     reason: str
 
 
 class Goodbye(Message, frozen=True):
-    """The last message of a connection: another master may serve the peer, which may also come again later."""
+    """The last message of a connection, for a refusal or an eviction. A newcomer may still try other masters."""
 
     code: int
     reason: str
@@ -533,7 +533,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """A peer of the receiver's group was lost: stop all ops of this epoch and say which are done. The answer is
+    """Stop all ops of this epoch and report which are done, for example because a peer or link was lost. The answer is
     FlushReply."""
 
     flush: int
@@ -541,49 +541,49 @@ class Flush(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """The next view: make its links, then answer LinksReady. Where the epoch of the receiver's group differs from the
-    installed one, its open ops end: `commits` are committed, all others aborted."""
+    """Prepare the next view: make its links, then answer LinksReady. If the epoch of the receiver's group differs from
+    the installed one, its open ops end: those in `commits` are committed, all others are aborted."""
 
     view: int
     members: list[PeerInfo]
-    """The peers of the view that the receiver has not heard of in an earlier Prepare."""
+    """The peers of the view that no earlier Prepare has introduced to the receiver."""
     rings: list[Ring]
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
-    """Pairs whose link is closed and made again, the lower number first."""
+    """Pairs that close their link and make it again, the lower number first."""
     lost: list[tuple[int, str]] = []
     aborts: list[Aborted] = []
 
 
 class Trial(Message, frozen=True):
-    """The receiver is a newcomer that was evicted for its links before, and is let in once it can connect to these
-    peers; or it is accepted and has no links with them, and these are tried again. The answer is Tried."""
+    """Try to connect to these peers. The receiver is either a newcomer that was evicted for failed links and is
+    admitted once it can connect, or an accepted peer without links to these peers. The answer is Tried."""
 
     members: list[PeerInfo]
 
 
 class Install(Message, frozen=True):
-    """The prepared view is installed. A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and
-    `is_local`, because an op must be executed alike on all peers."""
+    """Install the prepared view. A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and `is_local`,
+    because all peers must execute an op in the same way."""
 
     view: int
     is_meshed: bool = False
     call_number: int = 0
-    """The number of the last group call that ends with this view or before; newcomers are accepted after it."""
+    """The number of the last group call that ended with or before this view; newcomers are accepted after it."""
     direct_limit: int = UNKNOWN
     """Largest size in bytes for the direct algorithm, or UNKNOWN: see `direct_limit`."""
     is_local: bool = False
 
 
 class OpsCommit(Message, frozen=True):
-    """The verdict on these ops: they are committed."""
+    """The master commits these ops."""
 
     epoch: int
     ops: list[OpRef]
 
 
 class OpAbort(Message, frozen=True):
-    """The verdict on one op: it is aborted, also for a peer that has not launched it yet."""
+    """The master aborts this op. That also applies to a peer that has not launched the op yet."""
 
     epoch: int
     tag: int
@@ -591,12 +591,12 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
-    """Whether a peer that has not launched the op counts it as launched. It does where its group call fails for the
-    same reason: then its caller need not hear that again from the next op with the tag."""
+    """Whether a peer that has not launched the op counts it as launched. This is set if the peer's group call fails for
+    the same reason, so that the next op with the tag does not fail for it again."""
 
 
 class AbortVoteRequest(Message, frozen=True):
-    """This op is aborted unless a peer has committed it. The answer is AbortVote."""
+    """The master aborts this op unless a peer has committed it. The answer is AbortVote."""
 
     epoch: int
     tag: int
@@ -606,16 +606,16 @@ class AbortVoteRequest(Message, frozen=True):
 
 
 class GroupCallResult(Message, frozen=True):
-    """The end of the group call that the receiver waits in."""
+    """The result of the group call in which the receiver waits."""
 
     call: int
     code: int
     reason: str = ""
     value: int = 0
-    """The number of peers that wait, or a `PendingAnswer`, for are_peers_pending; the elected revision, for
-    sync_shared_state; else 0."""
+    """For are_peers_pending the number of pending peers or a `PendingAnswer`; for sync_shared_state the elected
+    revision; else 0."""
     call_number: int = 0
-    """The number of the group call: the count of completed calls of the run. 0: it ended for some peers only."""
+    """The number of the group call: the count of completed calls in the run. 0 if it ended only for some peers."""
 
 
 class SyncPlan(Message, frozen=True):
@@ -628,27 +628,27 @@ class SyncPlan(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Measure these links, all at once, and answer Probes."""
+    """Measure these links, all at the same time. The answer is Probes."""
 
     probe: int
     links: list[tuple[int, bool]]
-    """The other peer of each link, and whether it is the one that sends."""
+    """For each link the other peer, and whether that peer sends."""
 
 
 # Flight recorders, which bypass the machines of master and peer.
 
 
 class RecordingRequest(Message, frozen=True):
-    """Request of a part of the receiver's flight recorder. The answer is RecordingPart. The recording is taken with
-    part 0 and kept until its last part was sent or another trace begins. One part is in flight at a time."""
+    """Request one part of the receiver's recording. The answer is RecordingPart. The recording is made for part 0 and
+    kept until its last part was sent or another trace begins. Only one part is in flight at a time."""
 
     trace: int
     part: int
-    """The number of the part, from 0; -1: only the time is asked for."""
+    """The number of the part, from 0; -1 requests only the time."""
     seconds: float = 0.0
-    """How far back ops may have ended, links been looked at, and events been; 0: as far as is recorded."""
+    """The age limit for ends of ops, samples of links and events; 0: none."""
     last: Count = 0
-    """How many ops at most; 0: all."""
+    """The largest number of ops; 0: all."""
 
 
 class RecordingPart(Message, frozen=True):
@@ -667,7 +667,7 @@ class RecordingPart(Message, frozen=True):
 
 
 class StatusRequest(Message, frozen=True):
-    """The only message of a status client. The answer is `Accepted` and `Status`, or Goodbye, and the connection
+    """The only message of a status client. The answer is `Accepted` and `Status`, or Goodbye; then the connection
     closes."""
 
     protocol: int
@@ -679,12 +679,12 @@ class Status(Message, frozen=True):
 
 
 class TraceRequest(Message, frozen=True):
-    """The only message of a trace client. The answer is `Accepted`, for each peer its `TracePart`s and a `TracedPeer`,
-    then `Traced`; or Goodbye. The connection closes."""
+    """The only message of a trace client. The answer is `Accepted`, the `TracePart`s and a `TracedPeer` of each peer,
+    and `Traced`; or Goodbye. Then the connection closes."""
 
     protocol: int
     seconds: float = 0.0
-    """As in RecordingRequest; so is `last`."""
+    """As in RecordingRequest, like `last`."""
     last: Count = 0
     auth: bytes = b""
 
@@ -695,15 +695,15 @@ class TracePart(Message, frozen=True):
 
 
 class TracedPeer(Message, frozen=True):
-    """All of a peer's recording has been sent, or there is none."""
+    """A peer's recording was sent completely, or there is none."""
 
     peer: int
     name: str
     lack: str = ""
     offset_ns: int = 0
-    """The peer's monotonic clock less the master's."""
+    """The peer's monotonic clock minus the master's."""
     uncertainty_ns: int = 0
-    """How far `offset_ns` may be off either way: half of the shortest round trip that was seen."""
+    """The error bound of `offset_ns` in either direction: half of the shortest measured round trip."""
 
 
 class Traced(Message, frozen=True):
@@ -716,7 +716,7 @@ class Traced(Message, frozen=True):
 
 class CheckRequest(Message, frozen=True):
     """The first message of a check client. The answer is `Accepted` and `Checked`, or Goodbye. `CheckEcho` and
-    `CheckDial` may follow, one after the other."""
+    `CheckDial` may follow, one at a time."""
 
     protocol: int
     auth: bytes = b""
@@ -730,7 +730,7 @@ class Checked(Message, frozen=True):
 
 
 class CheckEcho(Message, frozen=True):
-    """Bytes without a meaning. It is answered by another one with as many as it asks for."""
+    """Meaningless bytes. The answer is a CheckEcho with `reply_bytes` bytes."""
 
     content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
     reply_bytes: Annotated[int, msgspec.Meta(ge=0, le=CHECK_BYTES_MAX)] = 0
@@ -738,7 +738,7 @@ class CheckEcho(Message, frozen=True):
 
 
 class CheckDial(Message, frozen=True):
-    """Asks the master to dial these addresses, as other peers would, and to say `CheckCall` there."""
+    """Ask the master to dial these addresses as other peers would, and to send `CheckCall` there."""
 
     hosts: Annotated[list[str], msgspec.Meta(max_length=CHECK_HOSTS_MAX)]
     port: int
@@ -746,7 +746,7 @@ class CheckDial(Message, frozen=True):
 
 
 class CheckCall(Message, frozen=True):
-    """The first message on a connection that CheckDial has asked for. It is answered by `Accepted`."""
+    """The first message on a connection that CheckDial requested. The answer is `Accepted`."""
 
     nonce: Secret
     content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
@@ -805,7 +805,7 @@ MasterMessage = FromMaster | RecordingRequest
 """All messages of a control connection except Ack."""
 
 
-# On control connections, either way.
+# On control connections, in both directions.
 
 
 class Ack(Message, frozen=True):
@@ -814,7 +814,7 @@ class Ack(Message, frozen=True):
     received: Count
 
 
-# On every connection between its opening and the answer to that, if both sides have a token: see `auth`.
+# On every connection between the opening and its answer, if both sides have a token: see `auth`.
 
 
 class Challenge(Message, frozen=True):
@@ -825,7 +825,7 @@ class Challenge(Message, frozen=True):
 
 
 class Proof(Message, frozen=True):
-    """The proof that its sender knows the token. The dialer sends its own first, then the acceptor."""
+    """The proof that the sender knows the token. The dialer sends its proof first, then the acceptor."""
 
     auth: bytes
 
@@ -834,7 +834,7 @@ class Proof(Message, frozen=True):
 
 
 class LinkHello(Message, frozen=True):
-    """The dialer opens a connection that shall belong to a link."""
+    """The dialer opens a connection for a link."""
 
     protocol: int
     run: str
@@ -858,7 +858,7 @@ class StateHello(Message, frozen=True):
     auth: bytes = b""
     encrypt: bool = False
     sends_digests: bool = False
-    """Whether the receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
+    """Whether the receiver sends the Digests of all its tensors that are not loose, in order and without a request."""
     padding_bytes: Padding = 0
 
 
@@ -894,7 +894,7 @@ class Digests(Message, frozen=True):
 
 
 class BlockRequest(Message, frozen=True):
-    """Asks a donor for blocks `[first, first + count)` of a tensor. Their raw bytes follow, without any frame."""
+    """Ask a donor for blocks `[first, first + count)` of a tensor. The answer is their raw bytes, without a frame."""
 
     tensor: int
     first: int
@@ -909,12 +909,12 @@ ToWatcher = Accepted | Status | Goodbye
 ToTracer = Accepted | TracePart | TracedPeer | Traced | Goodbye
 FromChecker = CheckEcho | CheckDial
 ToChecker = Accepted | Checked | CheckEcho | CheckDialled | Goodbye
-"""The answers to CheckRequest, and to what follows it."""
+"""The answers to CheckRequest and to the messages after it."""
 ReattachAnswer = Reattached | Rejected | Goodbye
 Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | CheckRequest | PeerOpening
-"""The messages that a dialer may begin with."""
+"""The possible first messages of a dialer."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
 
-# msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
+# msgspec inspects a type at its first use, which takes 2 ms for all of these: better here than while a peer joins.
 msgspec.msgpack.Decoder(PeerMessage | MasterMessage | Opening | PeerAnswer | HeartbeatAnswer | Credential)

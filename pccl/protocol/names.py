@@ -1,6 +1,6 @@
-"""The name of a process: its number in the run, and its own name.
+"""Names of processes: a peer's number in the run and the name that the peer gives itself.
 
-The default name is HOST:PID, under `pccl launch` with the rank that prefixes its output (`vm:8141 [0]`). Logs, errors,
+The default name is HOST:PID. `pccl launch` appends the rank that prefixes the output (`vm:8141 [0]`). Logs, errors,
 status and traces show a peer as `2 (vm:8141)`.
 """
 
@@ -13,26 +13,26 @@ NAMED_MAX = 8
 NAME_CHARACTERS_MAX = 255
 
 NameOf = Callable[[int], str]
-"""A function that returns what a peer calls itself; empty if that is not known."""
+"""Returns the name that a peer gives itself, or "" if it is unknown."""
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text does no harm in a log and in a message to all peers."""
+    """Return whether a name is safe to log and to send to all peers: short enough and printable."""
     return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
 def label(peer: int, name: str) -> str:
-    """Return the name of a peer for tables and prefixes: `2 (vm:8141)`."""
+    """Return a peer's name for tables and prefixes: `2 (vm:8141)`."""
     return f"{peer} ({name})" if name else str(peer)
 
 
 def peer_named(peer: int, name: str) -> str:
-    """Return the name of a peer for a sentence: `peer 2 (vm:8141)`."""
+    """Return a peer's name for use in a sentence: `peer 2 (vm:8141)`."""
     return f"peer {label(peer, name)}"
 
 
 def peers_named(peers: Iterable[int], name_of: NameOf) -> str:
-    """Return the names of peers for a sentence, the first NAMED_MAX of them."""
+    """Return the names of the first NAMED_MAX peers, and the number of the others, for use in a sentence."""
     known = list(peers)
     shown = ", ".join(label(peer, name_of(peer)) for peer in known[:NAMED_MAX])
     more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""

@@ -1,11 +1,11 @@
-"""A recording: the content of one peer's flight recorder. The schema of dumps and traces.
+"""Recordings: the schema of a flight recorder's content, of dumps and of traces.
 
-A recording travels as compressed MessagePack (`pack`), and is JSON in files. Times are nanoseconds of the monotonic
-clock that `clock` names; `pccl.trace` aligns different clocks. 0 means not happened. New fields are added at the end
-with defaults. Recordings are untrusted input.
+A recording is sent as compressed MessagePack (`pack`) and stored in files as JSON. Times are nanoseconds of the
+monotonic clock that `clock` names; `pccl.trace` aligns different clocks. A time of 0 means that the event has not
+happened. New fields are added at the end with defaults. Recordings are untrusted input.
 """
 
-# Annotations are not put off here, as in `messages`.
+# No `from __future__ import annotations` here, as in `messages`.
 
 import zlib
 from collections.abc import Iterator
@@ -22,18 +22,18 @@ COMPRESSION = 1
 
 
 class RecordingError(ValueError):
-    """Not a recording."""
+    """The input is not a valid recording."""
 
 
 class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     tag: int
     sequence: int
-    """The op's name among all peers: see `messages.OpRef`. The tag of a send and its recv names the two as well:
-    `callers_tag` is the one that was given."""
+    """With epoch and tag, the op's name on all peers: see `messages.OpRef`. The tag of a send and its recv also
+    contains both ranks; `callers_tag` returns the caller's own tag."""
     kind: str
-    """The collective: "all_reduce", "broadcast" ...; "send" or "recv", as this peer has called it; "queued": the op
-    waits for its start, and has no epoch yet."""
+    """The collective: "all_reduce", "broadcast" ...; "send" or "recv", whichever this peer called; "queued" if the op
+    has not started and so has no epoch yet."""
     algorithm: str
     dtype: str
     size_bytes: int
@@ -44,26 +44,26 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     first_sent_ns: int = 0
     last_sent_ns: int = 0
     first_received_ns: int = 0
-    """A segment of it has come; so `last_received_ns`."""
+    """When the first segment arrived; `last_received_ns` is the latest arrival."""
     last_received_ns: int = 0
     last_received_from: int = 0
     joined_ns: int = 0
-    """The last of the peers that send to this one, or get from it, was known to have launched it; 0: not all of them
-    are."""
+    """When the last of the peers that send to this one, or receive from it, was known to have launched the op; 0 until
+    then."""
     joined_last: int = 0
     done_ns: int = 0
     agreed_ns: int = 0
-    """All peers were known to be done. 0 also where the master decides."""
+    """When all peers were known to be done; always 0 if the master decides the op."""
     ended_ns: int = 0
-    """The verdict was carried out, and the caller has the result."""
+    """When the verdict had been applied and the caller had the result."""
     tx_bytes: int = 0
-    """Payload; known once the op has ended."""
+    """Payload bytes, known once the op has ended."""
     rx_bytes: int = 0
     result: str = ""
-    """"" while it is open, "SUCCESS", "ABORTED", or the name of a failing `Result`."""
+    """"" while the op is open, then "SUCCESS", "ABORTED", or the name of a failing `Result`."""
     reason: str = ""
     awaited: int = 0
-    """A peer that may not have launched it, as far as is known here; 0: there is none, or it is not known."""
+    """A peer that, as far as this one knows, may not have launched the op; 0 if none is known."""
 
     @property
     def name(self) -> tuple[int, int, int]:
@@ -75,7 +75,7 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def over_ns(self) -> int:
-        """When its caller could go on; 0: it waits still."""
+        """When the op's caller could continue; 0 while it waits."""
         return self.ended_ns if self.result else 0
 
 
@@ -85,8 +85,8 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
     link: int
     thread: int
     counters: dict[str, int]
-    """What there is to count: payload bytes in both directions (`tx_bytes`, `rx_bytes`), how long the link held up its
-    ops (`full_ms`), and more where the system tells."""
+    """The link's counters: payload bytes in both directions (`tx_bytes`, `rx_bytes`), how long the link held up its ops
+    (`full_ms`), and further ones that the system reports."""
 
 
 class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -105,9 +105,9 @@ class Recording(msgspec.Struct, frozen=True):
     host: str
     process: int
     clock: str
-    """The clock of all times: equal where it is the same one."""
+    """Identifies the clock of all times: equal for recordings with the same clock."""
     taken_ns: int
-    """When this was taken, by that clock and by the host's calendar."""
+    """When this recording was taken, by that clock; `taken_unix_ns` by the host's system clock."""
     taken_unix_ns: int
     rings: list[tuple[int, list[int]]] = []
     callers: list[str] = []
@@ -136,8 +136,8 @@ def gaps(recording: Recording) -> Iterator[Gap]:
 
 
 def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
-    """Return the part of the last `seconds`, and of the last ops; 0: all of it. Ops that have not ended are in it,
-    however old."""
+    """Return the part of a recording from the last `seconds` and with the `last` newest ops; 0 means no limit.
+    Ops that have not ended are always included."""
     since_ns = recording.taken_ns - int(min(seconds, SPAN_S_MAX) * 1e9) if seconds else 0
     ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]
     if last:
@@ -154,8 +154,8 @@ def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recordi
 
 
 def encodable(text: str) -> str:
-    """Return the text with escapes for what UTF-8 cannot encode: the odd bytes of file names, in text from the system.
-    All text of a recording has to pass through here."""
+    """Return the text with escapes for characters that UTF-8 cannot encode, such as undecodable bytes of file names.
+    All text in a recording must pass through here."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -168,7 +168,7 @@ def unpack(data: bytes) -> Recording:
         expander = zlib.decompressobj()
         plain = expander.decompress(data, UNPACKED_BYTES_MAX)
         if not expander.eof:
-            raise RecordingError("it is cut off, or too large")
+            raise RecordingError("it is truncated or too large")
         return _checked(msgspec.msgpack.decode(plain, type=Recording))
     except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
         raise RecordingError(f"not a recording: {error}") from None
@@ -187,5 +187,5 @@ def from_json(text: bytes) -> Recording:
 
 def _checked(recording: Recording) -> Recording:
     if not all(0 <= op.caller < len(recording.callers) for op in recording.ops):
-        raise RecordingError("not a recording: an op names a thread that it does not have")
+        raise RecordingError("not a recording: an op names a thread that the recording does not have")
     return recording

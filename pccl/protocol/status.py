@@ -1,45 +1,45 @@
-"""The status of a run, as its master sees it at one moment: the schema of `pccl status`, the page and the metrics.
+"""The master's view of a run at one moment: the schema of `pccl status`, the status page and the metrics.
 
-Plain values that travel as msgpack or JSON maps: a reader ignores fields that it does not know, and fields added later
-have defaults. Moments are given as ages in seconds, because clocks of different machines differ; texts are printable.
+The status is sent as msgpack or JSON maps: readers ignore fields that they do not know, and fields added later have
+defaults. Times are given as ages in seconds, because the clocks of machines differ; texts are printable.
 """
 
-# Annotations are not put off here, as in `messages`.
+# No `from __future__ import annotations` here, as in `messages`.
 
 import msgspec
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A group call that a peer waits in."""
+    """The group call that a peer waits in."""
 
     call: str
     for_s: float
     missing: list[int]
-    """The first of the peers that have not made the call yet; none: it is being carried out."""
+    """The first few peers that have not made the call yet; empty once the call is in progress."""
 
 
 class StalledOp(msgspec.Struct, frozen=True):
-    """An op that a peer has waited in for long."""
+    """An op in which a peer has waited for a long time."""
 
     tag: int
     sequence: int
     missing: list[int]
-    """The first of the other peers that are not done with it; of a send the receiver, of a recv the sender."""
+    """The first few other peers that have not completed it: for a send the receiver, for a recv the sender."""
     call: str = "op"
-    """"send", "recv", or "op" where all of the group take part."""
+    """"send", "recv", or "op" if the whole group takes part."""
 
 
 class LinkTraffic(msgspec.Struct, frozen=True):
-    """One direction of a link: what a peer sends to another. Shares and rates are of the last seconds."""
+    """One direction of a link: what one peer sends to another. Shares and rates cover the last few seconds."""
 
     peer: int
     tx_bytes: int
     tx_bytes_per_s: float
     round_trip_s: float = 0.0
-    """The round trip now; 0 where the system does not report it."""
+    """The current round trip; 0 if the system does not report it."""
     round_trip_s_min: float = 0.0
     resent_share: float = 0.0
-    """Retransmitted share of the TCP segments that were sent."""
+    """Share of the sent TCP segments that were retransmissions."""
     unacked_bytes: int = 0
     sender_limited: float = 0.0
     receiver_limited: float = 0.0
@@ -54,20 +54,20 @@ class PeerTraffic(msgspec.Struct, frozen=True):
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """One peer of the run, or one that waits to be admitted."""
+    """A peer of the run, or one that waits to be admitted."""
 
     peer: int
     name: str
     group: int
     address: str
     state: str
-    """"connecting": no heartbeat yet; "pending": waits for an update_topology; "joining": part of the view that is
-    prepared; "accepted"."""
+    """"connecting": it has sent no heartbeat yet; "pending": it waits for an update_topology; "joining": it is in the
+    prepared view; "accepted"."""
     known_s: float
     waiting: Waiting | None = None
     stalled_ops: list[StalledOp] = []
     answer_due_s: float | None = None
-    """Seconds since the master asked it for an answer to a change of membership."""
+    """Seconds since the master requested an answer to a membership change that the peer still owes."""
     is_heard: bool = True
     traffic: PeerTraffic = PeerTraffic()
 
@@ -76,10 +76,10 @@ class LinkFigures(msgspec.Struct, frozen=True):
     sender: int
     receiver: int
     bytes_per_s: float
-    """The rate that it could carry."""
+    """The capacity of the link."""
     round_trip_s: float
     age_s: float
-    """Seconds since an optimize_topology measured it, between these peers or others of their hosts."""
+    """Seconds since an optimize_topology measured it, between these peers or others on their hosts."""
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
@@ -87,30 +87,29 @@ class GroupStatus(msgspec.Struct, frozen=True):
     ring: list[int]
     epoch: int
     state: str
-    """"running"; "flushing": its ops stop after a loss; "forming": links are made."""
+    """"running"; "flushing": its ops are being stopped after a loss; "forming": its links are being made."""
     is_meshed: bool
     revision: int | None
     undecided_ops: int
-    """Number of ops that some peers are done with and others not, as far as the master hears of them."""
+    """Number of ops, among those reported to the master, that some peers have completed and others have not."""
     is_syncing: bool = False
     links: list[LinkFigures] = []
     decision: str = ""
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Numbers since the master started. Ops and bytes are as peers report them every few seconds."""
+    """Counts since the master started. Peers report ops and bytes every few seconds."""
 
     ops_committed: int = 0
     ops_aborted: int = 0
-    """Ops that were aborted by a loss, a timeout or a caller's mistake. Callers that want the result make them
-    again."""
+    """Ops aborted by a loss, a timeout or a caller's mistake. A retry counts as a new op."""
     joins: int = 0
     losses: int = 0
     leaves: int = 0
     tx_bytes: int = 0
     state_bytes: int = 0
     reconnects: int = 0
-    """Connections between peers that broke and were made again."""
+    """Connections between peers that broke and were re-established."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -129,11 +128,11 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A peer that the others wait for."""
+    """A peer that the others wait for, and the evidence."""
 
     kind: str
-    """"silent": no heartbeat comes from the peer; "absent": it has not made a call that others wait in; "straggler":
-    the others wait for it in every step."""
+    """"silent": the peer sends no heartbeats; "absent": it has not made a call in which others wait; "straggler": the
+    others wait for it in every step."""
     peer: int
     group: int
     text: str
@@ -141,7 +140,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """The last minutes, step by step, oldest first. The last step is not over."""
+    """The totals of the last minutes in steps, oldest first. The last step is incomplete."""
 
     step_s: float
     steps: list[Totals]
@@ -162,10 +161,10 @@ class RunStatus(msgspec.Struct, frozen=True):
     losses: list[Loss]
     events: list[Event]
     role: str = "leading"
-    """"leading"; "vacant": it has no peers yet; "standby": it waits to take over a run."""
+    """"leading"; "vacant": the master has no peers yet; "standby": it waits to take over a run."""
     findings: list[Finding] = []
-    """Peers that the others wait for now, the longest first."""
+    """Peers that the others currently wait for, the longest wait first."""
     held: int = 0
-    """Number of newcomers that the master holds."""
+    """Number of newcomers whose admission the master delays."""
     held_for: str = ""
-    """What the master waits for before newcomers may begin a run, for how long, and what skips that."""
+    """What the master waits for before newcomers may start a run, for how long, and how to skip that wait."""

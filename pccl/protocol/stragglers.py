@@ -1,16 +1,16 @@
-"""Stragglers: names peers that are silent, absent or straggling, from heartbeats, waits and reports.
+"""Straggler detection: find silent, absent and straggling peers from heartbeats, waits and reports.
 
-    silent      no heartbeat has come from the peer for several intervals (`SILENT_INTERVALS` of the master's server)
+    silent      the peer has sent no heartbeat for several intervals (`SILENT_INTERVALS` of the master's server)
     absent      at least as many other peers have waited ABSENT_S in an op or a group call that the peer has not called
     straggler   in ROUNDS rounds in a row the peer spent at least FACTOR times as long between ops as the next slowest
-                peer, and the others lost at least LOST_SHARE of the time by that
+                peer, which cost the others at least LOST_SHARE of their time
 
 All peers of a group end an op together, so the peer that launches last spends the least time in ops, and the others
-wait for the difference. A round covers at least ROUND_S of each peer's own clock and
-one op that all peers have ended. A pause, such as a checkpoint or a compilation, is one round and names no peer.
+wait for the difference. A round covers at least ROUND_S by each peer's own clock and one op that all peers have ended.
+A pause, such as a checkpoint or a compilation, affects only one round, so it names no peer.
 
-A silent peer stops all ops of its group, so its group gets no other finding. Links get no label: `Traffic` has the
-figures of each direction. Everything here is pure: moments are arguments, and decisions are returned.
+A silent peer stops all ops of its group, so its group gets no other finding. Links are not judged: `Traffic` has the
+figures of each direction. Everything here is pure: times are arguments, and decisions are return values.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LOST_SHARE = 0.1
 ROUNDS = 5
 ROUND_S = 1.0
 CLEAR_S = 4.0
-"""Seconds without evidence after which a finding is over."""
+"""Seconds without evidence after which a finding ends."""
 STALE_S, STALE_ROUNDS = 10.0, 3.0
-"""Rounds count for this many seconds, and for this many times the length of the last one."""
+"""The last rounds stay valid for this many seconds or this many times the last round's length, whichever is longer."""
 FRESH_S = 2.0
-"""A younger report shows that its peer still waits."""
+"""Age in seconds up to which a report shows that its peer still waits."""
 ABSENT_NAMED_MAX = 8
 
 
@@ -49,9 +49,9 @@ class GroupScene:
     epoch: int
     is_running: bool
     waits: Mapping[str, tuple[float, int, Sequence[int]]] = field(default_factory=dict)
-    """Group calls with waiting peers: seconds of the longest wait, number of waiting peers, and missing peers."""
+    """For each group call with waiting peers: seconds of the longest wait, number of waiting peers, missing peers."""
     stalled: Mapping[OpRef, Set[int]] = field(default_factory=dict)
-    """Ops that have lasted for seconds, and the peers that wait in them."""
+    """Ops that peers have reported as stalled, each with the peers that wait in it."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Stragglers:
     def judge(
         self, scenes: Iterable[GroupScene], silent_s: Mapping[int, float], now: float
     ) -> tuple[list[Finding], list[Finding]]:
-        """Return the findings that begin and those that are over. `silent_s` are the peers without heartbeats."""
+        """Return the new findings and those that ended. `silent_s` has the seconds of silence of each silent peer."""
         groups = {each.group: each for each in scenes}
         self._rounds = {group: rounds for group, rounds in self._rounds.items() if group in groups}
         begun, over = [], []
@@ -113,7 +113,7 @@ class _Sample:
 
 
 class _Rounds:
-    """The reports of one group in one epoch, in rounds that can be compared."""
+    """The reports from one group in one epoch, divided into comparable rounds."""
 
     def __init__(self, ring: tuple[int, ...], epoch: int) -> None:
         self.ring = ring
@@ -121,10 +121,10 @@ class _Rounds:
         self.last: dict[int, _Sample] = {}
         self._edge: dict[int, _Sample] = {}
         self._slowest: deque[int | None] = deque(maxlen=ROUNDS)
-        """The peer that straggled in each of the last rounds; None: no peer did."""
+        """The peer that straggled in each of the last rounds, or None."""
         self._named: int | None = None
         self._shares = 0.0, 0.0
-        """Shares of the last round that the slowest peer and the next slowest spent between ops."""
+        """Shares of the last straggling round that the slowest and the next slowest peer spent between ops."""
         self._valid_until = 0.0
 
     def reported(self, peer: int, report: Report, now: float) -> None:
@@ -134,7 +134,7 @@ class _Rounds:
         self.last[peer] = _Sample(now, report.at_ms / 1e3, ops, report.in_ops_ms / 1e3, report.op_wait_ms / 1e3)
 
     def advance(self, now: float) -> None:
-        """End the present round if all peers have reported enough."""
+        """End the current round if all peers have reported enough."""
         if len(self.ring) < 2 or len(self.last) < len(self.ring):
             return
         if not self._edge:
@@ -152,7 +152,7 @@ class _Rounds:
         self._edge = dict(self.last)
         self._valid_until = now + max(STALE_S, STALE_ROUNDS * max(spans.values()))
         if max(sample.op_wait_s for sample in self.last.values()) >= min(spans.values()):
-            return  # a further thread of a peer waits in an op all the time, so its time in ops is not comparable
+            return  # another thread of a peer waits in an op all the time, so that peer's time in ops is not comparable
         peer = max(between, key=lambda each: between[each])
         own = between.pop(peer)
         rest = max(between.values())
@@ -162,9 +162,9 @@ class _Rounds:
             self._shares = own, rest
 
     def straggler(self, now: float) -> tuple[int, float, float] | None:
-        """Return the straggler and the shares of the time that it and the next slowest peer spend between ops.
+        """Return the straggler and the shares of time that it and the next slowest peer spend between ops.
 
-        A peer is named after ROUNDS rounds in a row, and stays so until ROUNDS rounds in a row do not show it.
+        A peer is named once it has straggled in ROUNDS rounds in a row, until it straggles in none of the last ROUNDS.
         """
         if now >= self._valid_until:
             self._slowest.clear()
@@ -214,9 +214,9 @@ def _absent_from_calls(group: GroupScene, name: NameOf) -> list[Finding]:
 
 
 def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: NameOf, now: float) -> list[Finding]:
-    """Return the peers that have not called the op with the most waiters.
+    """Return findings for the peers that have not called the op with the most waiters.
 
-    Peers may all wait, in ops that others have not called: then the program calls ops in different orders.
+    If these peers wait in other ops, the program probably calls ops in different orders.
     """
     last = rounds.last
     if len(last) < len(group.ring):

@@ -1,4 +1,4 @@
-"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed."""
+"""Rings and evictions: pure functions of the present peers and the pairs whose links failed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import combinations
 
 EXACT_COVER_PEERS_MAX = 14
 MESH_PEERS_MAX = 16
-"""Groups up to this size make links between all pairs; in larger ones that would be too many connections."""
+"""Groups up to this size link all pairs; larger ones would need too many connections."""
 
 
 def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
-    """Return the ring of new members: remaining ones keep their order, others are appended by number."""
+    """Return the ring for new members: remaining peers keep their order, new ones are appended by number."""
     kept = [peer for peer in ring if peer in members]
     return kept + sorted(set(members).difference(kept))
 
 
 def neighbours(ring: Sequence[int], peer: int) -> tuple[int, int]:
-    """Return the peers before and after `peer`; itself twice when alone."""
+    """Return the peers before and after `peer`, or `peer` twice if it is alone."""
     at = ring.index(peer)
     return ring[at - 1], ring[(at + 1) % len(ring)]
 
@@ -33,7 +33,7 @@ def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    """Return the unordered pairs that make a link: all of a small group, the ring's neighbours of a large one."""
+    """Return the unordered pairs that have a link: all pairs of a small group, ring neighbours in a large one."""
     return set(combinations(sorted(ring), 2)) if len(ring) <= MESH_PEERS_MAX else ring_pairs(ring)
 
 
@@ -53,10 +53,10 @@ def fewest_evictions(
     newcomers: Collection[int],
     evidence: Iterable[tuple[int, int]] = (),
 ) -> set[int]:
-    """Return the fewest peers to evict so that no failed pair is left: a minimum vertex cover.
+    """Return the smallest set of peers whose eviction leaves no failed pair: a minimum vertex cover.
 
-    Among covers of equal size, prefer 1. the most newcomers; 2. peers in the most pairs of `failed` and `evidence`,
-    other pairs that seem to fail; 3. the highest numbers.
+    Among covers of equal size, prefer 1. the most newcomers; 2. peers in the most pairs of `failed` and of `evidence`
+    (other pairs that seem to fail); 3. the highest numbers.
     Exact up to EXACT_COVER_PEERS_MAX peers, greedy beyond.
     """
     pairs = {pair(a, b) for a, b in failed if a != b}
@@ -93,12 +93,12 @@ Known = tuple[float, float]
 
 @dataclass(frozen=True)
 class RingProblem:
-    """A ring and the known links between its peers, as plain values that may go to another thread."""
+    """A ring and the known links between its peers, as plain values that can be passed to another thread."""
 
     ring: tuple[int, ...]
     links: dict[tuple[int, int], Known]
     unreachable: frozenset[tuple[int, int]] = frozenset()
     hosts: tuple[int, ...] = ()
-    """The number, from 0, of each peer's host, in the order of the ring; empty if all are on different ones."""
+    """The number, from 0, of each peer's host, in ring order; empty if every peer has its own host."""
     between_hosts: dict[tuple[int, int], Known] = field(default_factory=dict)
     """Metrics between hosts, for pairs without an entry in `links`."""

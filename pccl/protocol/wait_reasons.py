@@ -1,13 +1,13 @@
-"""Long waits: when a call that waits is warned of, what it waits for, and the wording of both.
+"""Warnings about long waits: when one is due, what the call waits for, and the wording.
 
-A call that has waited for FIRST_S logs a warning that says what it waits for and where to look; more follow whenever it
-has waited GROWTH times as long, and a last line says when the wait is over:
+A call that has waited for FIRST_S logs a warning that names what it waits for and where to look. Further warnings
+follow whenever the wait has grown by the factor GROWTH, and a last line logs the end of the wait:
 
-    update_topology has waited 10 s for peer 2 (vm:8141), which has not called it; look at ...
+    update_topology has waited 10 s for peer 2 (vm:8141), which has not called update_topology; look at ...
     update_topology has ended after 34.2 s
 
-The reason of a group call comes from the status of the run (`explain_wait`), that of an op from the counters of this
-peer's own links (`explain_op`). Clocks and logs are the callers'.
+The reason of a group call comes from the run's status (`explain_wait`), the reason of an op from the counters of this
+peer's own links (`explain_op`). Callers supply the time and write the logs.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from pccl.protocol.names import NAMED_MAX, NameOf, label, peer_named, peers_name
 from pccl.protocol.status import MemberStatus, RunStatus
 
 FIRST_S = 10.0
-"""Seconds after which a wait is warned of for the first time."""
+"""Seconds of a wait before its first warning."""
 GROWTH = 3.0
-"""Factor between the times of two warnings."""
+"""Factor between the waiting times of two successive warnings."""
 FINDINGS_MAX = 3
 STUCK_MS_MIN = 500
 UNKNOWN = "a peer that is not known here"
 
 
 class LongWait:
-    """The schedule of one wait. Times are of any one clock, in seconds."""
+    """The schedule of warnings for one wait. Times are in seconds, of one arbitrary clock."""
 
     def __init__(self, what: str, since: float, first_s: float | None = None, every_s: float | None = None) -> None:
-        """`what` names the call. Warnings are due after `first_s` and then every `every_s`, by default after FIRST_S
-        and then by GROWTH."""
+        """`what` names the call. Warnings are due after `first_s` and then every `every_s`. By default the first is due
+        after FIRST_S, and each later one after GROWTH times as long."""
         self.what = what
         self.since = since
         self.is_told = False
-        """Whether a warning was given, so that the end is to be logged."""
+        """Whether a warning was logged, so the end must be logged too."""
         self._due_s = FIRST_S if first_s is None else first_s
         self._every_s = every_s
 
@@ -55,32 +55,32 @@ class LongWait:
         return True
 
     def warning(self, now: float, whom: str, where: str) -> str:
-        """Return the text of a warning, which then counts as given. `whom` says what it waits for, `where` where to
+        """Return the text of a warning and set `is_told`. `whom` names what the call waits for, `where` the place to
         look."""
         self.is_told = True
         return f"{self.what} has waited {now - self.since:.0f} s for {whom}; {where}"
 
     def ending(self, now: float) -> str:
-        """Return the text for the end of a wait that was warned of."""
+        """Return the text that logs the end of a call after a warning."""
         return f"{self.what} has ended after {now - self.since:.1f} s"
 
     def over(self, now: float) -> str:
-        """Return the text for the end of a wait whose call may not have ended."""
+        """Return the text that logs the end of a wait if its call may still run."""
         return f"the wait for {self.what} is over, after {now - self.since:.1f} s"
 
 
 def where_to_look(masters: str) -> str:
-    """Return where to look for the cause when peers are waited for."""
+    """Return the advice for a wait for peers."""
     return f"look at `pccl status {masters}`, and at what the program does there"
 
 
 def how_to_look(masters: str) -> str:
-    """Return how to find the cause when a master does not answer."""
+    """Return the advice for a master that does not answer."""
     return f"`pccl doctor {masters}` looks for the reason"
 
 
 def explain_wait(status: RunStatus, peer: int, call: str) -> str:
-    """Return what a peer waits for in a group call of kind `call`, or a newcomer where `call` is empty."""
+    """Return what a peer waits for in a group call of kind `call`, or what a newcomer waits for if `call` is empty."""
     members = {member.peer: member for member in status.members}
     reason = _explain_admission(members) if not call else _explain_call(status, members, peer, call)
     found = [finding.text for finding in status.findings[:FINDINGS_MAX]]
@@ -94,9 +94,9 @@ def _explain_admission(members: Mapping[int, MemberStatus]) -> str:
         if member.state == "accepted" and (member.waiting is None or member.waiting.call != Kind.UPDATE_TOPOLOGY)
     ]
     if not missing:
-        return "the view that lets this one in"
+        return "the view that admits this one"
     return (
-        "the peers of the run, which have yet to let this one in; they do so by calling "
+        "the peers of the run, which have yet to admit this one by calling "
         f"{Kind.UPDATE_TOPOLOGY}: {_names(members, missing)}{_elsewhere(members, missing)}"
     )
 
@@ -104,17 +104,17 @@ def _explain_admission(members: Mapping[int, MemberStatus]) -> str:
 def _explain_call(status: RunStatus, members: Mapping[int, MemberStatus], peer: int, call: str) -> str:
     own = members.get(peer)
     if own is None:
-        return "a master that knows this peer: the one that answers does not"
+        return "a master that knows this peer; the one that answers does not"
     missing = own.waiting.missing if own.waiting is not None and own.waiting.call == call else []
     if missing:
         verb = "has" if len(missing) == 1 else "have"
         return f"{_names(members, missing)}, which {verb} not called {call}{_elsewhere(members, missing)}"
     due = [member.peer for member in status.members if member.answer_due_s is not None]
     if due:
-        return f"{_names(members, due)} to answer the master's change of membership"
+        return f"{_names(members, due)} to answer the master's membership change"
     if call == Kind.SYNC and any(each.group == own.group and each.is_syncing for each in status.groups):
-        return "the shared state to be fetched by all that need it"
-    return "the master, for all have called it"
+        return "all peers that lack the shared state to fetch it"
+    return "the master, because all peers have called it"
 
 
 def _names(members: Mapping[int, MemberStatus], peers: list[int]) -> str:
@@ -122,7 +122,7 @@ def _names(members: Mapping[int, MemberStatus], peers: list[int]) -> str:
 
 
 def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
-    """Return the calls that missing peers wait in themselves."""
+    """Return the other calls in which the missing peers wait."""
     found = [
         f"{label(peer, '')} is in {wait.call}"
         for peer in missing[:NAMED_MAX]
@@ -133,24 +133,24 @@ def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
 
 @dataclass(frozen=True)
 class LinkWait:
-    """What the oldest ops wait for from one peer: numbers of ops, and the time since its last acknowledgement."""
+    """What the oldest ops need from one peer: counts of ops, and the time since the peer's last acknowledgement."""
 
     unheard_ops: int
-    """Ops that it has not announced."""
+    """Ops that the peer has not announced."""
     inbound_ops: int
-    """Ops that lack data from it."""
+    """Ops that lack data from the peer."""
     undone_ops: int
-    """Ops that lack its DONE."""
+    """Ops that lack DONE from the peer."""
     stuck_ms: int
 
 
 def explain_op(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return the peers that ops of the group wait for, and why. Around a ring these may wait for others themselves."""
+    """Return the peers that the group's ops wait for, and why. In a ring these peers may wait for others themselves."""
     reasons = []
     for verb, peers in (
         ("has not called it", [peer for peer, wait in waits.items() if wait.unheard_ops]),
         ("has yet to send data, or to pass it on", [peer for peer, wait in waits.items() if wait.inbound_ops]),
-        ("has not said that it is done", [peer for peer, wait in waits.items() if wait.undone_ops]),
+        ("has not reported that it is done", [peer for peer, wait in waits.items() if wait.undone_ops]),
     ):
         if peers:
             verb = verb if len(peers) == 1 else verb.replace("has", "have", 1)
@@ -161,8 +161,8 @@ def explain_op(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
 
 
 def explain_pair(peer: int, is_sender: bool, waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return what a send or recv waits for. `is_sender`: this side is."""
-    what = "called recv, or not taken all of it" if is_sender else "called send, or not sent all of it"
+    """Return what a send (`is_sender`) or recv waits for."""
+    what = "called recv, or has not received all of it" if is_sender else "called send, or has not sent all of it"
     reasons = [f"{peer_named(peer, name_of(peer))}, which has not {what}"]
     wait = waits.get(peer)
     if wait is not None and wait.stuck_ms >= STUCK_MS_MIN:

@@ -243,5 +243,5 @@ def test_encryption_without_x25519_is_refused(node: MasterNode, monkeypatch: pyt
         cluster[0].update_topology()
     failure = connecting.outcome()
     assert isinstance(failure, PCCLError)
-    assert "encryption is asked for without a public key" in failure.message
+    assert "encryption is requested without a public key" in failure.message
     cluster.close_all()

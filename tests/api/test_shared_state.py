@@ -185,7 +185,7 @@ def test_allow_content_inequality(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ({"x": np.zeros(3)}, "offers 2 tensors and peer 2 offers 1"),
+        ({"x": np.zeros(3)}, "offers 2 tensors, but peer 2 offers 1"),
         ({"x": np.zeros(3), "z": np.zeros(2)}, "'z'"),
         ({"y": np.zeros(2), "x": np.zeros(3)}, "same order"),
         ({"x": np.zeros(3), "y": np.zeros((2, 1))}, "[2, 1]"),

@@ -78,7 +78,7 @@ def test_site_name_cannot_be_used_twice() -> None:
     rig.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 2, site="a", site_size=2))
     goodbye = rig.told(connection)[0]
     assert isinstance(goodbye, m.Goodbye)
-    assert "give every start of a site a name of its own" in goodbye.reason
+    assert "give each start of a site a new name" in goodbye.reason
 
 
 # Communicators.

@@ -53,7 +53,7 @@ def test_evicted_peer_at_a_standby_has_no_effect() -> None:
     assert (primary.machine.master.state.accepted, primary.machine.master.state.term) == ([1, 2], 1)
     assert nodes[2].machine.term == 1
     assert nodes[2].ended is not None
-    assert "has gone on without peer 3" in nodes[2].ended.reason
+    assert "has continued without peer 3" in nodes[2].ended.reason
     assert not any(
         isinstance(message, m.Elsewhere) for name, message in world.from_masters[said:] if name in ("n1", "n2")
     )

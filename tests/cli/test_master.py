@@ -71,7 +71,7 @@ def test_a_token_in_a_file(tmp_path: Path) -> None:
     with _master("127.0.0.1:0", "--token-file", str(path)) as (_, address):
         with Communicator(address, token="secret", timeout=TIMEOUT_S) as peer:
             assert peer.world_size == 1
-        with pytest.raises(PCCLError, match="another token"):
+        with pytest.raises(PCCLError, match="a different token"):
             Communicator(address, token="guess", timeout=TIMEOUT_S).connect()
 
 

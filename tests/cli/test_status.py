@@ -153,7 +153,7 @@ def test_status_needs_token(tmp_path: Path, pccl_status: Command) -> None:
         assert pccl_status(master.address, PCCL_TOKEN="secret").returncode == 0
         wrong = pccl_status(master.address, PCCL_TOKEN="guess")
         assert (wrong.returncode, wrong.stdout) == (1, "")
-        assert "another token" in wrong.stderr
+        assert "a different token" in wrong.stderr
         without = pccl_status(master.address, "--json")
         assert (without.returncode, without.stdout) == (1, "")
         assert "the dialing peer has none" in without.stderr

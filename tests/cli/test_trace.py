@@ -213,7 +213,7 @@ def test_trace_needs_token(command: Command, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("PCCL_TOKEN", "guess")
         wrong = command("trace", node.address, "-o", output)
         assert wrong.returncode == 1
-        assert "another token" in wrong.stderr
+        assert "a different token" in wrong.stderr
         cluster.close_all()
 
 

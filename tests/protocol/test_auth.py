@@ -216,7 +216,7 @@ def test_token_passes_without_x25519(private_keys: tuple[bytes | None, bytes | N
     assert shake.acceptor.payload_keys is None
     shake = Handshake("mine", "yours", private_keys=private_keys)
     answer = shake.answer(shake.challenge())
-    with pytest.raises(AuthError, match="another token"):
+    with pytest.raises(AuthError, match="a different token"):
         shake.accept(answer)
 
 
@@ -226,7 +226,7 @@ def test_no_encryption_without_key_exchange() -> None:
     shake = Handshake(opening=SEALED_LINK, private_keys=(b"D" * 32, None))
     shake.complete()
     shake.dialer.check_answer(m.Rejected("peer 2 encrypts and peer 1 does not"))
-    with pytest.raises(AuthError, match="would take unencrypted what this side encrypts"):
+    with pytest.raises(AuthError, match="would accept unencrypted data, but this side encrypts"):
         shake.dialer.check_answer(m.Accepted())
 
 
@@ -240,7 +240,7 @@ def test_no_handshake_without_token() -> None:
 def test_wrong_token_is_refused() -> None:
     shake = Handshake("mine", "yours")
     challenge = shake.challenge()
-    with pytest.raises(AuthError, match="another token than peer 1"):
+    with pytest.raises(AuthError, match="a different token than peer 1"):
         shake.accept(shake.answer(challenge))
     dh = Exchange(b"A" * 32).secret(Exchange(b"D" * 32).public_key)
     schedule = Schedule(run_key("yours", "run"), dh, body(shake.dialer.opening), body(challenge))
@@ -249,9 +249,9 @@ def test_wrong_token_is_refused() -> None:
 
 
 def test_missing_token_is_named() -> None:
-    with pytest.raises(AuthError, match="peer 1 has a token and the dialing peer has none"):
+    with pytest.raises(AuthError, match="peer 1 has a token, but the dialing peer has none"):
         Handshake("", TOKEN).challenge()
-    with pytest.raises(AuthError, match="the dialing peer has a token and peer 1 has none"):
+    with pytest.raises(AuthError, match="the dialing peer has a token, but peer 1 has none"):
         Handshake(TOKEN, "").challenge()
     with pytest.raises(AuthError, match="this side has none"):
         Handshake("", TOKEN).answer(Handshake().challenge())
@@ -323,7 +323,7 @@ def test_challenge_takes_one_proof() -> None:
     """Who has guessed wrong, or has got through, needs a fresh nonce to try again."""
     shake = Handshake()
     answer = shake.answer(shake.challenge())
-    with pytest.raises(AuthError, match="another token"):
+    with pytest.raises(AuthError, match="a different token"):
         shake.acceptor.check(m.Proof(b"a guess"))
     with pytest.raises(AuthError, match="before it was challenged"):
         shake.accept(answer)

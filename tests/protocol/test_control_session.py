@@ -30,7 +30,7 @@ def test_reattach_resends_missing_messages() -> None:
 def test_impossible_count_is_refused(received: int) -> None:
     mine = session(5)
     mine.acknowledge(2)
-    with pytest.raises(ProtocolError, match=f"{received} messages are acknowledged after 2, and 5 were sent"):
+    with pytest.raises(ProtocolError, match=f"{received} messages are acknowledged after 2, but 5 were sent"):
         mine.acknowledge(received)
 
 

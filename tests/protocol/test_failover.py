@@ -174,7 +174,9 @@ def test_held_newcomers_are_sent_away() -> None:
     rig.wait(HOLD_S - 0.1)
     assert rig.told(9) == []
     rig.wait(0.1)
-    assert rig.told(9) == [m.Elsewhere("it waits for the peers of run 'old' (1 of the 3 peers of view 7 have come)")]
+    assert rig.told(9) == [
+        m.Elsewhere("it waits for the peers of run 'old' (1 of the 3 peers of view 7 have connected)")
+    ]
 
 
 def test_held_newcomers_found_after_peers_leave() -> None:
@@ -225,7 +227,7 @@ def test_majority_leads_after_timeout() -> None:
     rig.resume(3)
     (goodbye,) = rig.told(3)
     assert isinstance(goodbye, m.Goodbye)
-    assert "has gone on without peer 3" in goodbye.reason
+    assert "has continued without peer 3" in goodbye.reason
 
 
 @pytest.mark.parametrize(("followers", "newest"), [((1,), 7), ((1, 2), 9)], ids=["too few", "of an older view"])
@@ -295,7 +297,7 @@ def test_lost_state_error_names_peers() -> None:
     assert result.code == Result.NO_SHARED_STATE_AVAILABLE
     assert "RECEIVE_ONLY" not in result.reason
     assert "peers [2, 3] were being overwritten" in result.reason
-    assert "peer 1 is lost: did not come back" in result.reason
+    assert "peer 1 was lost: did not come back" in result.reason
 
 
 def test_unaware_accepted_peer_is_not_readmitted() -> None:

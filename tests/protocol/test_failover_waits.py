@@ -125,7 +125,7 @@ def test_lost_peer_is_rejected_after_install(masters: int) -> None:
     assert machine.master.state.accepted == [1, 2, 3]
     (answer,) = _say(machine, next(connections), resume, 1.0)
     assert isinstance(answer, m.Goodbye)
-    assert "has gone on without peer 4" in answer.reason
+    assert "has continued without peer 4" in answer.reason
 
 
 def test_gradual_master_loss_keeps_all_peers() -> None:

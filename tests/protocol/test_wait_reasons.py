@@ -51,19 +51,20 @@ def test_complete_calls() -> None:
     assert "peer 2 (vm:2) to answer the master" in explain_wait(
         run(member(1, TOPOLOGY), member(2, TOPOLOGY, due_s=3.0)), 1, TOPOLOGY
     )
-    assert "the shared state to be fetched" in explain_wait(
+    assert "all peers that lack the shared state to fetch it" in explain_wait(
         run(member(1, SYNC), member(2, SYNC), is_syncing=True), 1, SYNC
     )
-    assert explain_wait(run(member(1, SYNC), member(2, SYNC)), 1, SYNC) == "the master, for all have called it"
+    reason = explain_wait(run(member(1, SYNC), member(2, SYNC)), 1, SYNC)
+    assert reason == "the master, because all peers have called it"
     assert "a master that knows this peer" in explain_wait(run(member(2)), 1, SYNC)
 
 
 def test_newcomer_waits_for_update_topology() -> None:
     assert explain_wait(run(member(1, TOPOLOGY), member(2, SYNC), member(3)), 0, "") == (
-        "the peers of the run, which have yet to let this one in; they do so by calling update_topology: "
+        "the peers of the run, which have yet to admit this one by calling update_topology: "
         "peers 2 (vm:2), 3 (vm:3) (2 is in sync_shared_state)"
     )
-    assert explain_wait(run(member(1, TOPOLOGY)), 0, "") == "the view that lets this one in"
+    assert explain_wait(run(member(1, TOPOLOGY)), 0, "") == "the view that admits this one"
 
 
 NOTHING = LinkWait(0, 0, 0, 0)
@@ -84,7 +85,7 @@ def test_op_names_the_peers_whose_data_is_missing() -> None:
         "peers 1 (vm:1), 2 (vm:2), which have yet to send data, or to pass it on; "
         "peer 2 (vm:2) has not acknowledged data for 2.4 s"
     )
-    assert "peer 5 (vm:5), which has not said that it is done" in explain_op({5: LinkWait(0, 0, 1, 0)}, name_of)
+    assert "peer 5 (vm:5), which has not reported that it is done" in explain_op({5: LinkWait(0, 0, 1, 0)}, name_of)
 
 
 def test_send_names_its_receiver() -> None:

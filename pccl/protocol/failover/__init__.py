@@ -1,1 +1,1 @@
-"""Continuing a run after the loss of its master: `machine` drives the other modules."""
+"""Continuation of a run after the loss of its master: `machine` drives the other modules."""

@@ -1,19 +1,19 @@
-"""Bootstrap: when newcomers may start a run at a master that leads none.
+"""Bootstrap: when newcomers may start a run at a master that does not lead one.
 
 Two runs cannot be merged later, so a master without a run does not start one while an earlier run may return to it:
 
-    1  Without a record, a master waits until `birth_at`: peers of a run notice the loss of their master after a peer
-       timeout.
-    2  No run starts while peers of one are here, nor for a peer timeout after the last of them has left. Newcomers
-       that wait for their `founders` start over when peers of an accepted run come.
+    1  Without a record, a master waits until `birth_at`, because peers of a run notice the loss of their master only
+       after a peer timeout.
+    2  No run starts while peers of a run are here, nor for a peer timeout after the last of them has left. Newcomers
+       that wait for further first peers (`founders`) start over when accepted peers of a run connect.
     3  A master with the record of an unfinished run waits for as long as its peers may search for a master. The run is
-       over if none of them has come for END_TIMEOUTS and as many newcomers are here as peers are missing, or if its
-       last master stopped longer ago than they search (`hold_s`).
-    4  A standby starts none. A newcomer that knows several masters, or waits for other founders, starts a run only
+       over if none of them has connected for END_TIMEOUTS and there are as many newcomers as missing peers, or if its
+       last master stopped so long ago that they no longer search (`hold_s`).
+    4  A standby starts no run. A newcomer that knows several masters, or waits for other first peers, starts a run only
        after all masters have answered that they lead none (`Hello.may_found`). If it had to wait, it asks them again.
-    5  A record is only about the runs of its own masters: where there are other masters, a master without a recorded
+    5  A record only covers the runs of its own masters. If newcomers know other masters, a master without a recorded
        run waits as in rule 1.
-    6  A newcomer that has waited for HOLD_S is sent away and may come again.
+    6  A newcomer that has waited for HOLD_S is dismissed and may connect again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pccl.protocol.master.run_state import MasterLog, MasterOptions
 from pccl.types import Result
 
 BIRTH_MARGIN_S = 2.0
-"""Seconds that peers of a run have to dial this master after they have noticed the silence of their own."""
+"""Seconds that a run's peers have to dial this master after they notice that their own is silent."""
 HOLD_S = 8.0
 IDLE_MARGIN_S = 60.0
-"""Margin for the time since the last master: it was noted some time before that master died."""
+"""Margin for the time since the last master, which recorded it some time before it died."""
 END_TIMEOUTS = 3.0
-"""Number of peer timeouts after which rule 3 takes a run for over."""
+"""Number of peer timeouts after which rule 3 considers a run over."""
 
 
 class Start(Enum):
@@ -50,8 +50,8 @@ def hold_s(
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
-    """Return the seconds after its start during which a master starts no run. `record` is None if there is none;
-    `has_state`: the master has a state directory; `idle_s`: the time since the last master used it."""
+    """Return the seconds after its start during which a master starts no run. `record` is None if there is none,
+    `has_state` is whether the master has a state directory, `idle_s` the time since the last master used it."""
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf
     if not has_state:
@@ -68,12 +68,12 @@ def hold_s(
 
 
 def hold_beside_s(start: Start, options: MasterOptions) -> float:
-    """Return the same for newcomers that know other masters (rule 5)."""
+    """Return the minimum of `hold_s` for newcomers that know other masters (rule 5)."""
     return options.peer_timeout_s + BIRTH_MARGIN_S if start is Start.AUTO else 0.0
 
 
 class Bootstrap:
-    """The newcomers that wait at one master, and the time when they may start a run."""
+    """The newcomers that wait at one master, and when they may start a run."""
 
     def __init__(self, peer_timeout_s: float) -> None:
         self.birth_at = 0.0
@@ -83,7 +83,7 @@ class Bootstrap:
         self._missed_since = inf
         self._back_by = 0.0
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
-        """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
+        """The waiting newcomers by connection, the longest wait first: host, Hello, and the time of the Hello."""
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Bootstrap:
     def __contains__(self, connection: int) -> bool:
         return connection in self._held
 
-    # When a run may be founded.
+    # When a run may start.
 
     def wait(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> None:
         self.birth_at = now + hold_s
@@ -130,7 +130,7 @@ class Bootstrap:
         return min(self.birth_at, max(ends_at, self._back_by))
 
     def deadlines(self, record: RunRecord | None, is_missed: bool) -> list[float]:
-        """Return the times of the next changes. `is_missed`: no peers of a run are here."""
+        """Return the times of the next changes. `is_missed` is whether no peers of a run are here."""
         if not self._held:
             return []
         _, _, since = next(iter(self._held.values()))
@@ -139,19 +139,17 @@ class Bootstrap:
     def awaited_peers(self, record: RunRecord | None, now: float) -> str:
         left_s = max(0.0, self._founds_at(record) - now)
         if left_s == inf:
-            return (
-                f"the peers of {record}, as long as it takes" if record is not None else "the peers of an earlier run"
-            )
+            return f"the peers of {record}, without a limit" if record is not None else "the peers of an earlier run"
         if record is not None and not record.is_over:
             return (
                 f"the peers of {record}, for {left_s:.0f} s more; if it is over, `pccl master --start new` skips this"
             )
         return f"peers of an earlier run, if any, for {left_s:.0f} s more; `pccl master --start new` skips this"
 
-    # Newcomers that wait.
+    # Waiting newcomers.
 
     def hold(self, connection: int, host: str, hello: m.Hello, now: float, peers: str) -> MasterLog:
-        """Hold a newcomer. Return the log line, a warning for the first one."""
+        """Hold a newcomer. Return the log line, which is a warning for the first one."""
         self._held[connection] = host, hello, now
         text = f"a newcomer from {host} is held: this master waits for {peers}"
         had_warned, self._has_warned = self._has_warned, True
@@ -161,11 +159,11 @@ class Bootstrap:
         return self._held.pop(connection, None) is not None
 
     def refusal(self, message: m.Resume) -> m.Goodbye | None:
-        """Return the rejection of a peer of a run that rule 3 declared over."""
+        """Return the rejection of a peer whose run rule 3 has declared over."""
         ended = self.ended
         if ended is None or ended.run != message.run or message.term > ended.term or message.masters > 1:
             return None
-        text = f"evicted: run {message.run!r} is over, since none of its peers came for long; connect again"
+        text = f"evicted: run {message.run!r} is over, because none of its peers connected for too long; connect again"
         return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret)
 
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:

@@ -1,17 +1,17 @@
 """Majorities of views, and the record that a master keeps on disk.
 
-A master that is the only one of its run may evict most of a view and continue. If it dies, the evicted peers may be a
-majority of the last view that they know. The record identifies the peers that continued, like the epoch that a
-storage system uses to fence off a replaced leader:
+A run's only master may evict most of a view and continue. If it dies, the evicted peers may be a majority of the last
+view that they know. The record identifies the peers that continued, like the epoch with which a storage system fences
+off a replaced leader:
 
     1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So a commit
        without a peer implies a record without that peer.
-    2  A new master takes the recorded installed view for the last one, and a recorded prepared view for one that may
-       be installed: see `recovery.quorum_of`.
-    3  A peer with a higher term than the record's has followed a master that does not share it. Then the record is
-       outdated, and recovery reports decide alone.
+    2  A new master treats the recorded installed view as the last one, and a recorded prepared view as one that may be
+       installed: see `recovery.quorum_of`.
+    3  A peer with a higher term than the record's has followed a master that does not share the record. In that case
+       the record is outdated, and only recovery reports count.
 
-The record of a finished run lists the peers that may still come back: lost ones that neither left nor were evicted.
+The record of a finished run lists the peers that may still return: lost ones that neither left nor were evicted.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def majority(peers: int) -> int:
 
 @dataclass
 class QuorumView:
-    """A view whose majority may follow another master."""
+    """A view whose majority could follow another master."""
 
     size: int
-    """Number of its peers that have not left on purpose since."""
+    """Number of its peers, without those that have deliberately left since."""
     here: frozenset[int]
 
     @property
@@ -56,13 +56,13 @@ class RecordedView(msgspec.Struct, frozen=True):
 class RunRecord(msgspec.Struct, frozen=True):
     run: str
     secret: Secret
-    """The run's `Welcome.secret`, which proves to its peers that an eviction is genuine."""
+    """The run's `Welcome.secret`, which proves to peers that an eviction is genuine."""
     term: int
     installed: RecordedView | None
     prepared: list[RecordedView] = []
     is_over: bool = False
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """The longest time a peer of the run searches for a master."""
+    """The longest time for which a peer of the run searches for a master."""
 
     @property
     def newest(self) -> RecordedView:

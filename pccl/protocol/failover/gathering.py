@@ -1,10 +1,10 @@
-"""Recovering peers: peers of one run that have lost its master and gather at another.
+"""Recovering peers: peers of one run that have lost their master and gather at another.
 
-`Gathering` judges when they may be asked for votes, and when they may be led: rules 1 to 4 of `failover.machine`.
+`Gathering` decides when to ask them for votes and when to lead them (rules 1 to 4 of `failover.machine`).
 
-`KnownRuns` holds what this process knows of runs it does not lead. A record counts if no other master can have led its
-run since. Whether any peer of a run was ever accepted is judged over all peers that came one after the other, because
-peers with several masters stay at each for a moment (`unaccepted_since`).
+`KnownRuns` holds what this process knows about runs it does not lead. A record counts if no other master can have led
+its run since. Peers with several masters stay at each only briefly, so whether any peer of a run was ever accepted is
+judged from all peers that connected in succession (`unaccepted_since`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pccl.protocol.master.run_state import NAMED_MAX
 from pccl.types import Result
 
 GATHER_TIMEOUTS = 3.0
-"""Number of peer timeouts until a waiting peer is sent away. It may come again."""
+"""Number of peer timeouts after which a waiting peer is dismissed. It may connect again."""
 DOUBT_TIMEOUTS = 2.0
-"""Peer timeouts that a master with a record waits for a majority."""
+"""Number of peer timeouts for which a master with a record waits for a majority."""
 LOG_DELAY_S = 1.0
 
 
@@ -32,9 +32,9 @@ class Gathering:
         self.run = run
         self.term = term
         self.majority_at: float | None = None
-        """The time since which a majority of the last view is here; None: there is none."""
+        """The time since which a majority of the last view has been here, or None without a majority."""
         self.unaccepted_since = 0.0
-        """The time since which peers of the run have come without a peer that knows an installed view."""
+        """The time since which peers of the run have connected, but none that knows an installed view."""
         self.last_arrival_at = 0.0
         self.survivors: dict[int, RecoveringPeer] = {}
         self.here: SummaryTally[Summary] = SummaryTally(views)
@@ -68,7 +68,7 @@ class Gathering:
         else:
             self.following.discard(survivor.peer)
         if self.logs_at is None:
-            self.logs_at = now + LOG_DELAY_S  # most come at once
+            self.logs_at = now + LOG_DELAY_S  # most peers connect at the same time
         if survivor.asked < self.term:
             self._to_ask[survivor.peer] = survivor
 
@@ -95,11 +95,11 @@ class Gathering:
     def quorum_following(self, needs_majority: bool = True) -> Quorum:
         return quorum_of(self.following, self.has_rivals, self.record, needs_majority)
 
-    # When it may be led.
+    # When a master may lead the run.
 
     def doubts_until(self) -> float:
-        """Return the time until which a majority is needed despite a record, counted from the first peer here that can
-        continue."""
+        """Return the time until which a majority is needed despite a record: DOUBT_TIMEOUTS after the arrival of the
+        first peer that can continue."""
         expected = self.quorum().expected
         since = next((survivor.since for survivor in self.survivors.values() if survivor.peer in expected), inf)
         return since + DOUBT_TIMEOUTS * self._timeout_s
@@ -108,27 +108,27 @@ class Gathering:
         return self.record is None or now < self.doubts_until()
 
     def leads_at(self, majority_at: float) -> float:
-        """Return the time when the run continues without the missing peers. inf: never, because the last master may
-        have evicted the peers that are here, and no record tells."""
+        """Return the time when the run continues without the missing peers. It is inf if the last master may have
+        evicted the peers that are here and there is no record."""
         if not (self.has_rivals or self.record is not None):
             return inf
         last_arrival_at = max(majority_at, self.last_arrival_at)
         return min(last_arrival_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
 
     def may_lead(self, needs_majority: bool) -> bool:
-        """Whether the voters are enough, and no peer here knows a later view."""
+        """Return whether the votes suffice, and no peer here knows a later view."""
         here, following = self.quorum(needs_majority), self.quorum_following(needs_majority)
         return here.has_majority and following.has_majority and following.view == here.view
 
     def is_enough(self, needs_majority: bool) -> bool:
-        """Whether all peers that can continue have voted; without a needed majority, all of these that are here."""
+        """Return whether all peers that can continue have voted; if no majority is needed, all of those here."""
         following = self.quorum_following(needs_majority)
         all_follow = self.here.count(following.expected) == self.following.count(following.expected)
         return following.is_complete or (not needs_majority and all_follow)
 
     def stays_until(self, since: float) -> float:
-        """Return the time until which a peer stays. It is later while a majority is here, which may continue without
-        it."""
+        """Return the time until which a peer may stay. It is later while a majority is here that may continue without
+        the missing peers."""
         leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at)
         return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
 
@@ -158,15 +158,15 @@ class Gathering:
 
 RUNS_MAX = 16
 BREAK_TIMEOUTS = 3.0
-"""Number of peer timeouts within which peers that go from master to master are back at each."""
+"""Number of peer timeouts within which peers that try one master after another return to each."""
 
 
 class KnownRuns:
-    """The record of this process and the last views of other runs."""
+    """The record of this process, and what it knows of other runs."""
 
     def __init__(self, record: RunRecord | None) -> None:
         self.record = record
-        """The record of the last run that this process, or an earlier one with the same directory, has led."""
+        """The record of the last run led by this process, or by an earlier one with the same directory."""
         self._unaccepted: dict[str, tuple[float, float]] = {}
 
     def record_of(self, gathering: Gathering) -> RunRecord | None:
@@ -177,8 +177,8 @@ class KnownRuns:
         return record
 
     def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
-        """Note a peer of a run. Return the time since which its peers came, with short breaks, none of them ever
-        accepted."""
+        """Record that a peer of a run has connected. Return the time since which the run's peers have done so, with at
+        most short breaks, and none was ever accepted."""
         since, last = self._unaccepted.pop(run, (now, now))
         if now >= last + BREAK_TIMEOUTS * peer_timeout_s:
             since = now
@@ -191,21 +191,21 @@ class KnownRuns:
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
-        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`: no run
-        may start yet."""
+        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting` is whether
+        no run may start yet."""
         record = self.record
         if record is None or message.masters > 1:
             return None
         if message.run != record.run:
             if record.is_over or not is_waiting:
                 return None
-            text = f"it waits for {record}, and not for run {message.run!r}"
+            text = f"it waits for {record}, not for run {message.run!r}"
             return m.Elsewhere(text) if message.is_accepted else m.StartOver(text)
         views = [record.installed, *record.prepared] if record.installed is not None else record.prepared
         if message.term > record.term or any(message.peer in view.peers for view in views if view is not None):
             return None
         if not message.is_accepted:
-            return m.StartOver("the run has gone on without the view that was to accept it")
-        how = "has ended" if record.is_over else "has gone on"
+            return m.StartOver("the run has continued without the view that was to accept it")
+        how = "has ended" if record.is_over else "has continued"
         text = f"evicted: run {message.run!r} {how} without peer {message.peer}; connect again"
         return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, record.secret)

@@ -1,9 +1,9 @@
-"""The state machine of a master process: it leads a run, or waits for peers that have lost their master.
+"""The state machine of a master process, which leads a run or waits for peers that have lost their master.
 
-One master at a time leads a run, and the run outlives it. As in Raft, peers that lost their master first report what
+One master at a time leads a run, but the run outlives it. As in Raft, peers that lost their master first report what
 they know (pre-vote), then vote in a higher term, and a master with a majority of the last view leads. As in Viewstamped
-Replication, a vote carries what the next leader must know. `master.machine.Master` does the leading; this machine
-replaces it when leadership starts or ends.
+Replication, a vote contains what the next leader must know. `master.machine.Master` leads the run; this machine
+replaces that object when leadership starts or ends.
 
 How a run continues:
 
@@ -11,29 +11,29 @@ How a run continues:
     2  A majority of the last view is asked for votes in a higher term (VoteRequest). A peer follows one master per
        term, so at most one master leads in a term. If the majority breaks up and there are other masters, the asked
        peers get PreVoteRequest again, and the next majority votes in a higher term.
-    3  The run is rebuilt and led (`recovery`) when all peers of the view have voted, or a `peer_timeout` after the last
-       arrival, GATHER_TIMEOUTS at most. No peer is evicted before that.
-    4  With one master address, evicted peers could otherwise outvote the ones that continued. With a record of the run,
-       the record identifies them, and after DOUBT_TIMEOUTS no majority is needed: other peers are dead or cut off.
+    3  The master rebuilds and leads the run (`recovery`) once all peers of the view have voted, or one `peer_timeout`
+       after the last arrival, but after at most GATHER_TIMEOUTS. No peer is evicted before that.
+    4  With one master address, evicted peers could outvote those that continued. If there is a record of the run, it
+       identifies the latter, and after DOUBT_TIMEOUTS no majority is needed, because missing peers are dead or cut off.
        Without a record the run continues only with all peers of its newest known view.
 
-When a master stops leading: it closes its connections, and its peers gather again.
+A master stops leading in any of these cases. It then closes its connections, and its peers gather again.
 
-    5  Most of a view lost its heartbeat at once, or its connections closed (`Master.deposed`): probably this master is
-       cut off. If all connections closed, as when all processes end, a new run may start soon.
+    5  Most of a view lost its heartbeats at the same time, or its connections closed (`Master.deposed`): the master is
+       probably cut off. If all connections closed, as when all processes end, a new run may start soon.
     6  One of its own peers reports a higher term. Other peers with a higher term were evicted before.
-    7  It stood still for long (`stood_still`), unless no view of its run was ever installed.
+    7  Its process was suspended for too long (`stood_still`), unless no view of its run was ever installed.
 
-Peers that are not accepted yet start over: at once at the master of their run, and elsewhere after a peer timeout in
-which none of the run's peers knew an installed view.
+Peers that are not accepted yet start over: immediately at the master of their run, and elsewhere after a peer timeout
+in which none of the run's peers knew an installed view.
 
-A peer that returns to a master that has lost it:
+When a peer returns to a master that has lost it:
 
-    8  It is rejected once a view without it is installed (`Leadership.is_final_without`), and sent to other masters
-       until then. The next master may need it for its majority.
+    8  Once a view without it is installed (`Leadership.is_final_without`), it is evicted. Until then it is sent to
+       other masters, because the next master may need it for its majority.
 
-Only a Goodbye with the run's secret evicts a peer. After Elsewhere it tries another master, after StartOver it sends
-Hello as a newcomer.
+Only a Goodbye with the run's secret evicts a peer. After Elsewhere the peer tries another master; after StartOver it
+sends Hello as a newcomer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptio
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
-"""Share of the peer timeout that peers tolerate without their master."""
+"""Share of the peer timeout for which a master's process may be suspended before it stops leading."""
 DEPOSED_TIMEOUTS = 2.0
 """After being deposed, start no run for this many peer timeouts: peers may have moved to another master."""
 
@@ -68,7 +68,7 @@ class Failover:
         persists: bool = False,
     ) -> None:
         """`run` names the run that may start here; its masters and peers share `secret`. `record` is from an earlier
-        process; with `persists`, Persist effects say what to record."""
+        process. Persist effects are returned only if `persists`."""
         self.options = options or MasterOptions()
         self._known = KnownRuns(record)
         self._persists = persists
@@ -113,7 +113,7 @@ class Failover:
                 m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__} from a newcomer that waits"),
             )
         elif host is not None and isinstance(message, m.Resume):
-            # Until now the master had no message of this connection.
+            # The master has received no message on this connection yet.
             self._effects += self.master.disconnected(connection, "it has a run", now)
             self._resume(connection, host, message)
         elif host is not None and isinstance(message, m.Hello):
@@ -140,8 +140,8 @@ class Failover:
         return self._follow(self.master.reattached(connection, now), now)
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """Note the connections without a heartbeat for `liveness.QUIET_SHARE` of the peer timeout. Called before any
-        event that may mean a loss."""
+        """Record the connections without a heartbeat for `liveness.QUIET_SHARE` of the peer timeout. Called before each
+        event that may be a loss."""
         self.master.liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
@@ -154,11 +154,11 @@ class Failover:
         return self._follow(self.master.rings_found(search, rings, now), now)
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
-        """Note that this process stood still. Called before any later event."""
+        """Handle a suspension of this process. Called before any later event."""
         self._now = now
         is_long = seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s
         if self.is_leading and is_long and self.master.leadership.has_begun:
-            self._depose(f"it stood still for {seconds:.1f} s")
+            self._depose(f"its process was suspended for {seconds:.1f} s")
         return self._drain()
 
     def tick(self, now: float) -> list[Effect]:
@@ -212,23 +212,23 @@ class Failover:
         self._wait_with_others(connection, host, message)
 
     def _resume_while_leading(self, connection: int, message: m.Resume, name: str) -> bool:
-        """Handle Resume while leading. Return False if this master stopped leading and the peer may wait here."""
+        """Handle Resume while leading. Return False if this master stopped leading, so the peer may wait here."""
         if message.run != self.run:
             if message.is_accepted and self.master.waits_for_founders:
-                self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
+                self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have connected")
             if self.is_leading:
                 self._dismiss(connection, of_another_run(self.master, message))
             return self.is_leading
         state, liveness = self.master.state, self.master.liveness
         is_own = state.is_accepted(message.peer)
         if is_own and message.term > state.term:
-            self._depose(f"{name} has followed another master, in term {message.term}")
+            self._depose(f"{name} has followed another master in term {message.term}")
         elif is_own and message.term == state.term and liveness.has_lost_sight(but_of=message.peer):
-            self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
+            self._depose(f"{name} has lost this master, and most other peers send no heartbeats either")
         old = self.master.state.members.get(message.peer)
         if old is not None:
             self._effects.append(Close(old.connection))
-            self._effects += self.master.disconnected(old.connection, "its connection was lost on its side", self._now)
+            self._effects += self.master.disconnected(old.connection, "it lost its connection", self._now)
             self._check_leadership()
         if self.is_leading:
             self._dismiss(connection, lost(self.master, message))
@@ -239,7 +239,7 @@ class Failover:
         if before is not None and message.peer in before.survivors:
             former = before.survivors[message.peer].connection
             self._release(former)
-            self._dismiss(former, m.Elsewhere("this peer has come again"))
+            self._dismiss(former, m.Elsewhere("this peer has connected again"))
         survivor = self._survivors[connection] = RecoveringPeer(connection, host, message, self._now)
         self._send(connection, m.PreVoteRequest())
         gathering = self._gatherings.get(message.run)
@@ -262,7 +262,7 @@ class Failover:
         elif isinstance(message, m.PreVote | m.Vote):
             summary = message.report if isinstance(message, m.Vote) else message
             if isinstance(message, m.Vote) and message.term != survivor.asked:
-                return  # it has been asked for a higher one since
+                return  # its vote for a higher term has been requested since
             gathering = self._gatherings[survivor.run]
             summary = gathering.here.views.shared(summary)
             if not is_sound(survivor.peer, summary, gathering.here.views):
@@ -323,7 +323,7 @@ class Failover:
         for survivor in list(gathering.survivors.values()):
             if survivor.peer in gathering.here.peers:
                 self._release(survivor.connection)
-                self._dismiss(survivor.connection, m.StartOver("none of the peers that have come was ever accepted"))
+                self._dismiss(survivor.connection, m.StartOver("no peer that has connected was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
         record = gathering.record
@@ -360,7 +360,7 @@ class Failover:
             if survivor.run == run and survivor.peer in recovered.members:
                 continue
             if survivor.run != run:
-                self._dismiss(survivor.connection, m.Elsewhere(f"it leads run {run!r} and not {survivor.run!r}"))
+                self._dismiss(survivor.connection, m.Elsewhere(f"it leads run {run!r}, not {survivor.run!r}"))
             elif survivor.peer in recovered.newcomers or not survivor.resume.is_accepted:
                 self._dismiss(survivor.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
@@ -372,32 +372,32 @@ class Failover:
         self._release_held()
 
     def _follow(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Return the effects of an event of the master, and of what follows for its leadership."""
+        """Return the effects of an event at the master, and of the resulting change of leadership, if any."""
         self._now = now
         self._effects += effects
         self._check_leadership()
         return self._drain()
 
     def _check_leadership(self) -> None:
-        """Stop leading where rules 5 to 7 say so, and send away founders that wait at a standby."""
+        """Stop leading if the master was deposed, and dismiss first peers that wait at a standby."""
         if self.master.deposed:
             self._depose(self.master.deposed)
         elif self.is_standby and self.is_leading and self.master.waits_for_founders:
-            text = f"run {self.run!r} has ended, and a standby founds none: ask the other masters"
+            text = f"run {self.run!r} has ended, and a standby starts none: ask the other masters"
             self._effects += self.master.dismiss_founders(text)
 
     def _depose(self, reason: str) -> None:
         old = self.master
-        self._log("warning", f"this master leads run {old.state.run} no further: {reason}")
-        self._effects += old.abdicate(f"it leads no further: {reason}")
+        self._log("warning", f"this master no longer leads run {old.state.run}: {reason}")
+        self._effects += old.abdicate(f"it no longer leads: {reason}")
         self._depositions += 1
         self._known.record = old.leadership.record()
-        if old.leadership.has_rivals:  # it may be led elsewhere
+        if old.leadership.has_rivals:  # another master may lead it
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
         else:
-            # Its peers may look for a master until then.
+            # Its peers may search for a master until then.
             hold_s = self._known.record.master_timeout_s + self.options.peer_timeout_s
         self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
@@ -415,7 +415,7 @@ class Failover:
         for survivor in late:
             self._release(survivor.connection)
             self._dismiss(
-                survivor.connection, m.Elsewhere(f"too few peers of run {survivor.run!r} have come to this master")
+                survivor.connection, m.Elsewhere(f"too few peers of run {survivor.run!r} have connected to this master")
             )
         return bool(late)
 
@@ -429,7 +429,7 @@ class Failover:
             self._hello(connection, host, message)
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
-        """Handle Hello without a run to join: hold the newcomer, send it away, or start a run."""
+        """Handle Hello without a run to join: hold or dismiss the newcomer, or start a run."""
         self._bootstrap.note_masters(message.masters)
         if self._survivors or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
             peers = self._awaited_peers(self._now)
@@ -450,7 +450,7 @@ class Failover:
         """Let held newcomers start a run, unless peers of one are here or other masters must be asked first."""
         if not self._survivors and self._bootstrap.try_to_found(self._known.record, self._now):
             for connection in self._bootstrap.take_those_with_others():
-                self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
+                self._dismiss(connection, m.Elsewhere("it leads no run, but another master may do so by now"))
             self._release_held()
 
     def _send_away_held(self) -> None:
@@ -507,27 +507,27 @@ class Failover:
 
 def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
     rejection = m.Elsewhere if message.is_accepted else m.StartOver
-    return rejection(f"it leads run {master.state.run!r} and not {message.run!r}")
+    return rejection(f"it leads run {master.state.run!r}, not {message.run!r}")
 
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
     """Return the rejection of a lost peer of the current run (rule 8)."""
     if not message.is_accepted:
-        return m.StartOver("the run has gone on without the view that was to accept it")
+        return m.StartOver("the run has continued without the view that was to accept it")
     if not master.leadership.is_final_without(message.peer):
         return m.Elsewhere(f"no view without peer {message.peer} is in force yet")
-    return put_out(master, f"run {message.run!r} has gone on without peer {message.peer}, whose connection was lost")
+    return put_out(master, f"run {message.run!r} has continued without peer {message.peer}, whose connection was lost")
 
 
 def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
-    """Return the rejection of a peer whose run this master has led to its end; None if it has not."""
+    """Return the rejection of a peer whose run has ended under this master, or None if it has not."""
     term = master.state.term
     if message.run != master.state.run:
         return None
     if not message.is_accepted:
         return m.StartOver("the run has ended, and this peer was never accepted")
     if message.term < term or (message.term == term and message.peer in master.leadership.evicted):
-        # It has not lost the run: that has ended without this peer, if it follows a lower term.
+        # With a lower term, the peer did not take part in the end of the run.
         return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
     return None
 

@@ -1,51 +1,51 @@
-"""Recovery reports, and the run that follows from them.
+"""Recovery reports, and how they determine the state of the run.
 
 With its master a run loses the membership, the verdicts on ops and the ends of group calls. A verdict that any peer
-received must stand, and no two masters may lead. So a peer that looks for a master reports the views that it knows
-(PreVote), and with its vote all that it has received (Vote). Pure functions decide from these reports whether a master
-may lead, and what the run is then. As in Raft's joint consensus, each view that may be installed needs its own quorum.
+received must stand, and no two masters may lead. So a peer that searches for a master reports the views that it knows
+(PreVote), and with its vote all that it has received (Vote). Pure functions decide from these reports whether a
+master may lead and rebuild the run. As in Raft's joint consensus, each view that may be installed needs its own quorum.
 
 Quorum views:
 
     1  The highest view that any survivor has installed.
-    2  Each newer prepared view that may be installed at a peer that has not come. It is ruled out if a survivor whose
-       ring it changes has not answered it, or was sent a yet newer view by the same master.
-    3  Survivors report all views that they have answered, not only the newest, except those that a later master has
+    2  Each newer prepared view that a missing peer may have installed. A view is ruled out if a survivor whose ring it
+       changes has not acknowledged it, or has received an even newer view from the same master.
+    3  Survivors report all views that they have acknowledged, not only the newest, except those that a later master has
        ruled out (Resumed).
 
 A master may lead if:
 
-    4  A majority of each quorum view is here. So no two masters lead: their majorities share a peer, and a peer follows
-       the highest term only.
-    5  With several masters, the peers of a quorum view that are missing or do not continue are not a majority either:
-       they may gather at another master.
-    6  With one master address, which evicts any number of peers, the `RunRecord` replaces the majority of a view that
-       evicted peers know:
+    4  A majority of each quorum view is here. So no two masters lead, because their majorities share a peer, and a peer
+       follows only the highest term.
+    5  With several masters, the peers of a quorum view that are missing or do not continue must not be a majority,
+       because they may gather at another master.
+    6  With one master address, whose master may evict any number of peers, the `RunRecord` replaces the majority of a
+       view that evicted peers know:
 
        a  The recorded installed view counts, unless a survivor has installed a later one.
        b  A recorded prepared view counts like one that a survivor reports.
-       c  If that view is not installed and the view before lacks a majority, a majority of the prepared view suffices.
-       d  A master that led the run itself needs no majority: missing peers are lost.
+       c  If that view is not installed and the one before lacks a majority, a majority of the prepared view suffices.
+       d  Once DOUBT_TIMEOUTS have passed, a master with a record needs no majority: missing peers are lost.
 
 Peers that continue:
 
-    7  All survivors of the last view. Missing peers are lost, as if they had died.
-    8  If a survivor has settled its ops by a prepared view, only the peers of that view.
+    7  All survivors of the last view. Missing peers count as lost, as if they had died.
+    8  If a prepared view has settled a survivor's ops, only the peers of that view.
     9  Newcomers report too, because the view that accepts them may be installed. Otherwise they start over.
 
 Ops:
 
-   10  If all peers of a group are here and their ops run, the ops go on. Otherwise the group is flushed as after a
+   10  If all peers of a group are here and their ops run, the ops continue. Otherwise the group is flushed as after a
        loss.
-   11  A verdict that a survivor received stands. Any other op commits if all survivors are done.
+   11  A verdict that a survivor received stands. Any other op is committed if all survivors have done it.
 
 Group calls:
 
-   12  Peers repeat the call that they wait in. If another accepted peer has received its end, they get the same end.
-   13  A call whose end only lost peers received is made again.
+   12  Peers repeat the call in which they wait. If another accepted peer has received the result, they get it too.
+   13  A call whose result only lost peers received is repeated.
 
-A new leader never reuses a number of another leader for a view, a peer or a request. Terms are unique among masters
-that know of each other; `block` separates the numbers of all others.
+A new leader never reuses another leader's number for a view, a peer or a request. Terms are unique among masters that
+know of each other; `block` separates the numbers of all others.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class Quorum:
-    """Which views count, and whether the peers here are enough."""
+    """The views that count, and whether the peers here suffice."""
 
     view: int
     """The last installed view; 0 if no survivor was ever accepted."""
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
-    """The peers of each quorum view by its number, the last view in force first."""
+    """The peers of each quorum view by view number, the last view in force first."""
     expected: frozenset[int]
     has_majority: bool
     is_complete: bool
@@ -87,26 +87,26 @@ class Quorum:
 
     def __str__(self) -> str:
         if not self.peers:
-            return "no peer of its last view has come"
-        return f"{self.here} of the {len(self.peers)} peers of view {self.view} have come"
+            return "no peer of its last view has connected"
+        return f"{self.here} of the {len(self.peers)} peers of view {self.view} have connected"
 
 
 @dataclass
 class RecoveredGroup:
-    """A group as it stands without its master."""
+    """The state of a group, as determined from recovery reports."""
 
     number: int
     epoch: int
     ring: list[int]
     former: list[int]
     is_steady: bool
-    """Whether all its peers are there and their ops run (rule 10)."""
+    """Whether all its peers are here and their ops run (rule 10)."""
     is_decided: bool = False
-    """Whether a prepared view has settled all its ops (rule 8)."""
+    """Whether a prepared view has settled all the group's ops (rule 8)."""
     unsettled: dict[int, int] = field(default_factory=dict)
-    """Peers whose ops have to be flushed, and the epoch of these ops."""
+    """Peers whose ops must be flushed, each with the epoch of these ops."""
     commits: set[OpRef] = field(default_factory=set)
-    """Ops with a commit that other peers might not have received."""
+    """Committed ops whose commit some peers might not have received."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
     missing: set[tuple[int, int]] = field(default_factory=set)
     revision: int | None = None
@@ -116,17 +116,17 @@ class RecoveredGroup:
 
 @dataclass
 class Recovered:
-    """A run as it stands without its master."""
+    """The state of a run, as determined from recovery reports."""
 
     view: int
     known_view: int
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
-    """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
+    """The peers of each quorum view by view number: the last view in force, and those that may be in force too."""
     members: dict[int, m.RecoveryReport]
     newcomers: set[int]
     left_out: set[int]
-    """Survivors that do not go on, because they were lost before."""
+    """Survivors that do not continue, because they were lost before."""
     missing: list[int]
     groups: list[RecoveredGroup]
     is_unchanged: bool
@@ -139,7 +139,7 @@ class Recovered:
 
 
 def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
-    """Whether a peer's summary is consistent in what others rely on."""
+    """Return whether a peer's summary is consistent in all that other peers rely on."""
     installed = summary.installed
     rings = (views or Views()).of(installed) if installed is not None else None
     groups = rings.groups_of.get(peer, []) if rings is not None else []
@@ -157,7 +157,7 @@ def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any])
 
 
 def _in_force(installed: m.InstalledView, peers: frozenset[int], record: RunRecord | None) -> RecordedView:
-    """Return the last installed view (rule 6a). `installed` is the last one that a survivor reports."""
+    """Return the last installed view (rule 6a). `installed` is the last one that any survivor reports."""
     if record is not None and record.installed is not None and record.installed.view >= installed.view:
         return record.installed
     return RecordedView(installed.view, peers)
@@ -169,8 +169,8 @@ def quorum_of(
     record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Quorum:
-    """Judge the peers here. `has_rivals`: survivors may follow other masters; otherwise a `record` counts.
-    The time for a tally does not depend on the number of peers.
+    """Judge whether the peers here suffice. `has_rivals`: they may follow other masters; otherwise a `record` counts.
+    If a tally is given, the time does not depend on the number of peers.
     """
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     installed = tally.last_installed()
@@ -183,7 +183,7 @@ def quorum_of(
 
     def judged(quorum_views: dict[int, frozenset[int]], is_reduced: bool) -> Quorum:
         expected = tally.common([peers, *quorum_views.values(), *settled])
-        members = tally.count(expected)  # they are in all quorum views
+        members = tally.count(expected)  # these peers are in all quorum views
         has_majority = members > 0 and all(
             not needs_majority
             or (
@@ -277,7 +277,7 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
             group.is_decided = group.is_decided or each.has_decided
             group.commits.update(each.commits)
             group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
-        # else: the last view itself has decided these ops on all peers.
+        # else: the last view has already decided these ops on all peers.
     _note_links(group, ring, ours)
     _note_group_calls(group, ours)
     return group
@@ -286,10 +286,10 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
 def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
     is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
     if is_mesh:
-        return  # peers report links lost since
+        return  # peers report links that were lost since
     group.missing = {(min(peer, other), max(peer, other)) for peer, each in ours.items() for other in each.unlinked}
     if not group.missing and len(ring.peers) > 1:
-        # The link stands by now, but Install said that the group is not a mesh.
+        # The links are up now, but Install declared that the group is not a mesh.
         low, high, *_ = sorted(ring.peers)
         group.missing = {(low, high)}
 
@@ -306,14 +306,14 @@ def _note_group_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
         group.revision = last[1]
         group.synced = {peer for peer, each in synced.items() if each == last}
         if sync is not None and sync.call_number == last[0] and sync.code == Result.SUCCESS:
-            # Accepted peers without its end took part in it, unless they joined later.
+            # Accepted peers that lack the sync's result took part in it, unless they joined later.
             group.synced |= {
                 peer for peer, each in ours.items() if each.installed is not None and each.joined_after < last[0]
             }
 
 
 def missed_end(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcome | None:
-    """Return the end of the group call that this peer waits in, if another peer received it (rule 12)."""
+    """Return the result of the group call in which this peer waits, if another peer received it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
     known = [
@@ -329,12 +329,12 @@ def missed_end(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOut
 
 VIEWS_PER_TERM = 10**6
 PEERS_PER_TERM = 10_000
-"""Size of a block of peer numbers. A newcomer never gets the number of an unknown peer of the last master."""
+"""Size of a block of peer numbers. It keeps newcomers' numbers apart from unknown peers of the last master."""
 TERMS = 100
 SALTS = 1000
 """Number of terms and salts that `block` separates."""
 NUMBERS_PER_TERM = 2**40
-"""Size of a block of request numbers, so that answers to a dead master never match."""
+"""Size of a block of request numbers, so that answers to a dead master never match a new request."""
 
 
 @dataclass
@@ -344,7 +344,7 @@ class RecoveringPeer:
     resume: m.Resume
     since: float
     asked: int = 0
-    """The term in which its vote was requested last."""
+    """The last term in which its vote was requested."""
 
     @property
     def peer(self) -> int:
@@ -365,7 +365,7 @@ def take_over(
     name: str,
 ) -> Master:
     """Return a master that leads this run. `name` is unique to this leader.
-    Its first effects are Persist and Resumed to all peers that continue.
+    Its first effects are Persist, and Resumed for all peers that continue.
     """
     state = _run_state(run, term, options, recovered, survivors, now, name)
     leadership = Leadership(
@@ -390,7 +390,7 @@ def take_over(
             _send_verdicts(state, group)
         else:
             _flush(state, group)
-    how = "as it stands" if recovered.is_unchanged else "in a new view"
+    how = "in the same view" if recovered.is_unchanged else "in a new view"
     without = f", without peers {recovered.missing}" if recovered.missing else ""
     state.log("warning", f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
     return master
@@ -434,8 +434,8 @@ def _run_state(
 
 
 def block(heard: int, term: int, size: int, salt: int) -> int:
-    """Return the number above which a leader numbers. It is above all known numbers, in a block of `size` that no other
-    of TERMS consecutive terms shares, nor the same term of another `salt` modulo SALTS."""
+    """Return the number above which a leader allocates numbers. It is above the known number `heard`, in a block of
+    `size` that no other of TERMS consecutive terms uses, nor the same term with another `salt` (modulo SALTS)."""
     period = SALTS * TERMS * size
     begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
     return begin if begin > heard else begin + period
@@ -447,7 +447,7 @@ def _highest_peer(recovered: Recovered) -> int:
 
 def _member(peer: int, report: m.RecoveryReport, survivor: RecoveringPeer, now: float) -> Member:
     me = report.me
-    # A loopback address of the dead master stands for that master's machine.
+    # A loopback address denotes the dead master's machine, so drop it.
     known = [host for host in me.hosts if not (host.startswith("127.") or host == "::1")]
     hosts = list(dict.fromkeys([*known, survivor.host]))
     hello = m.Hello(
@@ -475,7 +475,7 @@ def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[
         for metric, age_s in report.link_metrics
         if metric.peer in members and metric.peer != peer
     ]
-    for at, link, metric in sorted(found, key=lambda each: each[0]):  # the latest between two hosts counts
+    for at, link, metric in sorted(found, key=lambda each: each[0]):  # the last metric added between two hosts counts
         state.link_metrics.measured(link, metric.bytes_per_s, metric.round_trip_us / 1e6, at)
 
 
@@ -518,7 +518,7 @@ def _flush(state: RunState, found: RecoveredGroup) -> None:
 Summary = m.PreVote | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
-"""Bounds of the remembered views and counts. Only invented views exceed them; a forgotten count is computed again."""
+"""Bounds of the remembered views and counts. Only forged views exceed them; a forgotten count is recomputed."""
 
 S = TypeVar("S", bound=Summary)
 View = TypeVar("View", m.InstalledView, m.PreparedView)
@@ -534,19 +534,19 @@ class Rings:
         self.peers = frozenset(self.groups_of)
         self.epochs = {ring.group: ring.epoch for ring in rings}
         self.are_peers = all(peer > 0 for peer in self.peers)
-        """Whether all numbers in the rings can be those of peers."""
+        """Whether all numbers in the rings are valid peer numbers."""
 
 
 class Views:
-    """Rings by the numbers of their views, the last VIEWS_MAX that were new."""
+    """The rings of the last VIEWS_MAX different views."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[Rings]] = {}
-        """Rings by the number of their view. Only invented views share a number."""
+        """Rings by view number. Only forged views share a number."""
         self._order: deque[int] = deque()
 
     def of(self, view: m.InstalledView | m.PreparedView) -> Rings:
-        """Return the rings of a view. Equal rings of several peers are one object."""
+        """Return the rings of a view. Equal rings from several peers become one object."""
         known = self._known.setdefault(view.view, [])
         for rings in known:
             if rings.rings is view.rings:
@@ -580,7 +580,7 @@ class Views:
 
 @dataclass
 class _Count:
-    """Numbers of peers that are here, and that have answered a view."""
+    """The numbers of peers that are here, and of those whose summaries allow a view to be in force."""
 
     here: int = 0
     answered: int = 0
@@ -588,13 +588,13 @@ class _Count:
 
 @dataclass
 class SummaryTally(Generic[S]):
-    """The last summary of each peer, and counts that are kept up to date, so that a judgement costs the same for any
-    number of peers. `views` may be shared with other tallies. Of two views with one number the first counts."""
+    """The last summary of each peer, with incremental counts, so that the cost of a judgement does not depend on the
+    number of peers. `views` may be shared with other tallies. If two views have the same number, the first counts."""
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)
     _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
-    """Views that peers tell of, by view and peer; so are `_reported` and `_settled`."""
+    """The views that peers report as installed, by view and peer; `_reported` and `_settled` are keyed alike."""
     _reported: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _settled: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _counts: dict[tuple[int, frozenset[int]], _Count] = field(default_factory=dict)
@@ -608,7 +608,7 @@ class SummaryTally(Generic[S]):
         return tally
 
     def add(self, peer: int, summary: S) -> None:
-        """Count this summary instead of the peer's last one."""
+        """Add a peer's summary in place of its last one."""
         self.discard(peer)
         self.summaries[peer] = summary
         if summary.installed is not None:
@@ -642,13 +642,13 @@ class SummaryTally(Generic[S]):
                 count.answered += by if self._leaves_open(peer, summary, view) else 0
 
     def _forget_counts(self, view: int) -> None:
-        """Forget counts of a view: its rings have become known or unknown."""
+        """Forget the counts of a view, because its rings have become known or unknown."""
         for key in [key for key in self._counts if key[0] == view]:
             del self._counts[key]
 
     def _leaves_open(self, peer: int, summary: S, view: int) -> bool:
-        """Whether this peer's summary lets a view be in force: the peer has answered it, or had no need to, because the
-        view keeps its ring and the peer knows no newer one."""
+        """Return whether this peer's summary allows a view to be in force. It does if the peer has acknowledged the
+        view, or if the view keeps the peer's ring and the peer knows no newer one."""
         told = _prepared_views(summary)
         if any(each.view >= view for each in told):
             return any(each.view == view and each.answered for each in told)
@@ -669,11 +669,11 @@ class SummaryTally(Generic[S]):
         return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
 
     def prepared(self, after: int) -> list[m.PreparedView]:
-        """Return the prepared views newer than `after`, each as one peer reports it."""
+        """Return the prepared views newer than `after`, each as reported by one of the peers."""
         return [next(iter(told.values())) for view, told in self._reported.items() if view > after]
 
     def settled(self, after: int, by: frozenset[int]) -> m.PreparedView | None:
-        """Return the newest view after `after` that has decided the ops of one of these peers, or None."""
+        """Return the newest view after `after` that has decided the ops of a peer in `by`, or None."""
         for view in sorted((view for view in self._settled if view > after), reverse=True):
             for peer, prepared in self._settled[view].items():
                 if peer in by:
@@ -684,7 +684,7 @@ class SummaryTally(Generic[S]):
         return self._counted(0, peers).here
 
     def have_answered(self, view: int, peers: frozenset[int]) -> bool:
-        """Whether the summaries of these peers let a view be in force."""
+        """Return whether the summaries of all these peers allow a view to be in force."""
         count = self._counted(view, peers)
         return count.answered == count.here
 
@@ -705,7 +705,7 @@ class SummaryTally(Generic[S]):
             if len(self._common) >= COUNTS_MAX:
                 self._common.clear()
             found = frozenset.intersection(*key)
-            found = next((each for each in key if each == found), found)  # one set is compared faster than two alike
+            found = next((each for each in key if each == found), found)  # comparing identical sets is faster
             self._common[key] = found
         return found
 

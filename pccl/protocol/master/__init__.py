@@ -1,5 +1,5 @@
-"""The master's side of the control plane: membership, verdicts and group calls of one run, without payload.
+"""The master's side of the control plane: membership, verdicts and group calls of one run, but no payload.
 
-`machine` drives the other modules. Each owns its data, and reads and changes the shared `RunState` through public
+`machine` drives the other modules. Each owns its data, and reads and writes the shared `RunState` through its public
 fields.
 """

@@ -1,14 +1,14 @@
-"""Admission: the first message of a connection, refusals, sites, and delays after an eviction for links.
+"""Admission: the first message of a connection, refusals, sites, and delays after an eviction for failed links.
 
-A peer is unidentified (connected), pending (Hello), accepted (Install of a view that has it), then gone.
+A peer is first unidentified (connected), then pending (Hello), accepted (Install of a view with it), and finally gone.
 
-    1  A Hello is refused when it is malformed, has another protocol version, or exceeds a limit.
+    1  A Hello is refused if it is malformed, has a different protocol version, or exceeds a limit.
     2  A pending peer is *admissible* once it has sent a heartbeat, is not absent, and its site is complete.
-    3  Peers of one *site* are admitted in one view, and when one is lost the others are evicted in the same event. A
-       peer that leaves on purpose leaves alone.
-    4  A peer that was evicted for its links waits, then connects to the others while these go on (`Trial`), and is
-       admissible when that has worked. The delay is one peer timeout after the first eviction and doubles up to
-       DELAY_S_MAX; WELL_S after its end it is forgotten. A peer is known by its host and its name without a process id.
+    3  The peers of one *site* are admitted in one view. If one is lost, the same event evicts the others. A peer
+       that leaves deliberately does not affect the others.
+    4  A peer evicted for failed links waits, then tests connections to the others while these continue (`Trial`), and
+       is admissible once that succeeds. The delay is one peer timeout after the first eviction and doubles up to
+       DELAY_S_MAX. A record, identified by host and name without process id, expires WELL_S after the delay's end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pccl.types import Result
 DELAY_S_MAX = 300.0
 WELL_S = 600.0
 RECORDS_MAX = 1024
-"""Number of peers that are remembered. The oldest is dropped for a further one."""
+"""Number of remembered peers. A new one replaces the oldest."""
 
 _PROCESS_ID = re.compile(r":\d+$")
 
@@ -48,7 +48,7 @@ class Probation:
     def evicted(self, host: str, name: str, now: float) -> float:
         known = self.record(host, name, now)
         evictions = 1 + (known.evictions if known is not None else 0)
-        # The exponent is bounded, for a float is.
+        # The exponent is bounded because a float would overflow.
         delay_s = min(self._first_s * 2.0 ** min(evictions - 1, 64), max(DELAY_S_MAX, self._first_s))
         who = _who(host, name)
         self._records.pop(who, None)
@@ -58,7 +58,7 @@ class Probation:
         return delay_s
 
     def record(self, host: str, name: str, now: float) -> Restraint | None:
-        """Return what is known of a peer; None if it was never evicted for its links, or has been well for long."""
+        """Return a peer's record, or None if it was never evicted for failed links or the record has expired."""
         who = _who(host, name)
         found = self._records.get(who)
         if found is not None and now >= found.until + WELL_S:
@@ -81,9 +81,9 @@ class Admission:
         self._liveness = liveness
         self._probation = probation
         self.unidentified: dict[int, tuple[str, float]] = {}
-        """Connections without a first message: the host, and the time since which they stand."""
+        """Connections without a first message: the host, and the time of the connection."""
         self._trials_due_at: dict[int, float] = {}
-        """Newcomers that were evicted for their links before, and the time when they may try these again."""
+        """Newcomers that were evicted for failed links before, and the time when they may try to connect again."""
         self._broken_sites: dict[str, str] = {}
 
     # Connections without a first message.
@@ -92,7 +92,7 @@ class Admission:
         return self.unidentified[connection][0] if connection in self.unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
-        """Note a new connection. `others` is the number of identified connections."""
+        """Register a new connection. `others` is the number of identified connections."""
         state = self._state
         if len(self.unidentified) + others >= state.options.connections_max:
             state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
@@ -104,7 +104,7 @@ class Admission:
         self.unidentified.pop(connection, None)
 
     def first_message(self, connection: int, message: m.FromPeer) -> Member | None:
-        """Hear the first message of a connection. Return the newcomer, if it makes one."""
+        """Handle the first message of a connection. Return the newcomer, if the message is a valid Hello."""
         host, _ = self.unidentified.pop(connection)
         if isinstance(message, m.HeartbeatHello):
             self._heartbeat_hello(connection, host, message)
@@ -138,11 +138,11 @@ class Admission:
             return f"p2p_connection_pool_size {hello.connections} is not within [1, {options.connections_per_link_max}]"
         if len(hello.hosts) > HOSTS_MAX or not all(map(is_name, [*hello.hosts, hello.name, hello.version])):
             return (
-                f"its hosts, name and version must be printable, {NAME_CHARACTERS_MAX} characters each at most, and "
-                f"{HOSTS_MAX} hosts at most"
+                f"its hosts, name and version must be printable, with at most {NAME_CHARACTERS_MAX} characters each, "
+                f"and at most {HOSTS_MAX} hosts"
             )
         if len(self._state.members) - self._state.accepted_count >= options.pending_max:
-            return f"{options.pending_max} peers wait to be accepted already; try again later"
+            return f"{options.pending_max} peers are already waiting to be accepted; try again later"
         return None
 
     def _welcome(self, connection: int, host: str, hello: m.Hello) -> Member:
@@ -171,7 +171,7 @@ class Admission:
     def _heartbeat_hello(self, connection: int, host: str, message: m.HeartbeatHello) -> None:
         member = self._state.members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
-            # Usually it was evicted, and gets the reason on the other connection.
+            # Usually the peer was evicted, and receives the reason on the other connection.
             self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
         else:
             self._liveness.take_heartbeats(connection, member)
@@ -180,8 +180,8 @@ class Admission:
 
     @property
     def admissible(self) -> list[int]:
-        """Return the pending peers that can be admitted: with a heartbeat, not absent, not on trial, and so their whole
-        site."""
+        """The pending peers that can be admitted: they have sent a heartbeat, are neither absent nor on trial, and the
+        same is true of their whole site."""
         state = self._state
         alive = [
             member
@@ -204,8 +204,8 @@ class Admission:
         member.on_trial = []
         self._trials_due_at[member.peer] = record.until
         return (
-            f"a peer of this host and name was evicted for its links {record.evictions} times, so it is let in once it "
-            f"has connected to the others, which it may try in {max(0.0, record.until - now):.3g} s"
+            f"a peer with this host and name was evicted for failed links {record.evictions} times, so it is admitted "
+            f"once it has connected to the others, which it may try in {max(0.0, record.until - now):.3g} s"
         )
 
     def _try_links(self, member: Member) -> None:
@@ -230,8 +230,8 @@ class Admission:
         other, why = next(iter(failed.items()))
         state.log(
             "warning",
-            f"{member} cannot connect to {len(failed)} of {len(others)} peers and is not let in; it may try again in "
-            f"{delay_s:.3g} s. Of peer {other} it says: {why}",
+            f"{member} cannot connect to {len(failed)} of {len(others)} peers and is not admitted; it may try again in "
+            f"{delay_s:.3g} s. Its reason for peer {other}: {why}",
             member.about,
         )
 
@@ -241,15 +241,15 @@ class Admission:
         if not hello.site:
             return None
         if not is_name(hello.site):
-            return f"its site's name must be printable and {NAME_CHARACTERS_MAX} characters at most"
+            return f"its site's name must be printable and have at most {NAME_CHARACTERS_MAX} characters"
         if not 1 <= hello.site_size <= SITE_PEERS_MAX:
             return f"site_size {hello.site_size} is not within [1, {SITE_PEERS_MAX}]"
         mates = [member for member in self._state.members.values() if member.hello.site == hello.site]
         sizes = {mate.hello.site_size for mate in mates} - {hello.site_size}
         if sizes:
-            return f"site {hello.site!r} has {sizes.pop()} peers by what others of it say, not {hello.site_size}"
+            return f"site {hello.site!r} has {sizes.pop()} peers according to its other peers, not {hello.site_size}"
         if len(mates) >= hello.site_size or any(mate.accepted for mate in mates):
-            return f"site {hello.site!r} is here already; give every start of a site a name of its own"
+            return f"site {hello.site!r} is already in the run; give each start of a site a new name"
         return None
 
     def break_incomplete_sites(self, reason: str) -> None:
@@ -261,13 +261,13 @@ class Admission:
                 self._broken_sites[site] = reason
 
     def to_evict(self) -> Iterator[tuple[int, str]]:
-        """Yield the peers of sites that have lost another, and why. Each is to be evicted before the next is asked
-        for."""
+        """Yield the peers of each site that has lost a peer, with the reason. The caller must evict each one before it
+        requests the next."""
         while self._broken_sites:
             site, reason = self._broken_sites.popitem()
             for peer in [peer for peer, member in self._state.members.items() if member.hello.site == site]:
                 yield peer, reason
-            self._broken_sites.pop(site, None)  # their loss breaks the same site
+            self._broken_sites.pop(site, None)  # losing these peers breaks the same site again
 
     # Time.
 
@@ -277,7 +277,7 @@ class Admission:
         for connection, (host, since) in list(self.unidentified.items()):
             if state.now >= since + limit_s:
                 del self.unidentified[connection]
-                state.log("info", f"{host}: no Hello within {limit_s:g} s, closed", is_unauthenticated=True)
+                state.log("info", f"{host}: closed, it sent no Hello within {limit_s:g} s", is_unauthenticated=True)
                 state.close(connection)
 
     def begin_trials(self) -> None:

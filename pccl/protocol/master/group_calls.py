@@ -1,15 +1,15 @@
-"""Group calls: when one is complete, and which of them are deadlocked.
+"""Group calls: which are complete, and which are deadlocked.
 
 A peer waits in one group call at a time. Ended calls are numbered, so that after the death of a master a recovery
-report identifies the call that a peer waits in.
+report identifies the call in which a peer waits.
 
-1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, of the run
-   otherwise. A lost peer is removed from it.
-2  A call that ended under an earlier master ends in the same way for a peer that has not received its end.
-3  Calls are deadlocked if all peers of a group, or of the run, wait in different calls, or if a peer waits in a call
-   while another has long waited for an op of that peer. Then are_peers_pending returns False; without such a caller
-   the calls and the op fail with INVALID_USAGE and the list of waits. The answer names the calls of the others
-   (`PendingAnswer`), so a gathering peer joins their update_topology.
+1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, otherwise those of
+   the run. A lost peer no longer counts.
+2  A call that ended under an earlier master ends in the same way for a peer that has not received the result.
+3  Calls are deadlocked if all peers of a group or of the run wait in different calls, or if a peer waits in a call
+   while another peer has long waited in an op that the first has not launched. Then are_peers_pending ends with a
+   `PendingAnswer` that describes the others' calls, so that a gathering peer can join their update_topology. If no
+   peer is in are_peers_pending, the calls and the op fail with INVALID_USAGE and the list of waits.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class GroupCalls:
         evict: Callable[[int, str, Result], None],
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
     ) -> None:
-        """`missed_ends` are peers that wait in a group call which has ended under a master before this one, with that
-        end."""
+        """`missed_ends` maps peers to the result of the group call in which they wait but which ended under an earlier
+        master."""
         self._state = state
         self._waiting: Counter[str] = Counter()
         self._admission = admission
@@ -57,7 +57,7 @@ class GroupCalls:
         self._missed_ends = dict(missed_ends or {})
         self.is_updating = False
 
-    # Messages of peers.
+    # Messages from peers.
 
     def enter(self, member: Member, message: m.GroupCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
@@ -118,10 +118,10 @@ class GroupCalls:
             self._ring_change.forget_all()
             return False
         if state.accepted_count < sum(len(group.ring) for group in state.groups.values()):
-            # Accepted, but their view is not installed yet: they take part in the next call.
+            # The view of some peers in the rings is not installed yet: they take part in the next call.
             return False
         if any(state.members[peer].wait is not None for peer in self._missed_ends):
-            # Such a call must not be taken for one that begins now, so all others wait, too.
+            # Such a call must not be mistaken for one that begins now, so all other calls wait too.
             if state.is_changing:
                 return False
             if self._send_missed_ends():
@@ -199,7 +199,7 @@ class GroupCalls:
             if any(self._end_behind(group, op, stuck) for op, stuck in list(stalled)):
                 return True
         if 0 < state.accepted_count == sum(self._waiting[kind] for kind in Kind.GLOBAL):
-            # Were they all in one call, it would be complete.
+            # If they were all in the same call, it would be complete.
             self._end_all(state.accepted)
             return True
         return False
@@ -215,18 +215,18 @@ class GroupCalls:
         self._end(waits, f"these calls can never meet: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the group calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
-        if there are none."""
+        """End the group calls of peers that have not launched `op`, in which `stuck` peers wait. Return False if there
+        are none."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
             return False
         reason = (
-            f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these never launched: "
+            f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these peers never launched: "
             f"{self._listing(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             if completion.is_mutual(op.tag, group.is_mutual):
-                # For all that is known here they have launched it, and it is over for them.
+                # The peers may have launched the op and completed it by themselves.
                 self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_deadlocked=True)
                 return False
             self._verdicts.abort(group, op, Result.INVALID_USAGE, reason, without=waits)
@@ -234,7 +234,7 @@ class GroupCalls:
         return True
 
     def abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        """Abort an op after the abort vote for deadlocked calls: no peer has committed it."""
+        """Abort an op after the abort vote due to a deadlock has shown that no peer has committed it."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
         self._verdicts.abort(group, op, vote.code, vote.reason, without=waits)
@@ -288,7 +288,7 @@ class GroupCalls:
     def _advance_group(self, group: Group) -> bool:
         sync = group.sync
         if group.changed or (sync is not None and sync.failures and not group.running):
-            return False  # a peer that could not fetch it may be about to go
+            return False  # a peer that could not fetch the state may be lost soon
         if sync is not None:
             return not sync.receivers and self._end_sync(group, sync)
         return 0 < group.accepted == group.waiting[Kind.SYNC] and self._begin_sync(group)
@@ -358,11 +358,11 @@ class Elected:
     revision: int
     root: bytes
     donors: list[int]
-    """Peers that hold the elected content and may send, longest accepted first."""
+    """Peers that hold the elected content and may send it, the longest accepted first."""
     content_receivers: frozenset[int]
-    """Peers whose digest differs. They fetch the content."""
+    """Peers whose digest differs, so they fetch the content."""
     loose_receivers: frozenset[int]
-    """Peers whose revision is behind: they also take the loose tensors."""
+    """Peers whose revision is lower, so they also fetch the loose tensors."""
     reason: str
 
 
@@ -378,13 +378,13 @@ def elect(
     floor: int | None,
     lost: Sequence[tuple[int, str]] = (),
 ) -> Elected | NotElected:
-    """Elect among the offers of a group by peer number (lower: longer accepted). `incumbents` took part in the last
+    """Elect one of a group's offers, keyed by peer number (lower: accepted earlier). `incumbents` took part in the last
     sync, which elected revision `floor`; `lost` are the last lost peers with reasons."""
     assert offers
     difference = _schema_difference(offers)
     if difference is not None:
         return NotElected(Result.INVALID_ARGUMENT, difference)
-    # Of two that say Hello at once, the one with the higher number may be accepted first, and sync alone.
+    # Of two simultaneous newcomers, the one with the higher number may be accepted first and sync alone.
     by_age = sorted(offers.items(), key=lambda each: (each[0] not in incumbents, each[0]))
     candidates = {peer: offer for peer, offer in by_age if offer.strategy != RECEIVE_ONLY}
     if not candidates:
@@ -396,8 +396,8 @@ def elect(
         newest = next(peer for peer in voters if candidates[peer].revision == revision)
         return NotElected(
             Result.NO_SHARED_STATE_AVAILABLE,
-            f"the group has already agreed on revision {floor}, and the newest that may be sent now is {revision}, "
-            f"of peer {newest}; a revision must never be lowered",
+            f"the group has already agreed on revision {floor}, but the newest that may be sent now is {revision}, "
+            f"from peer {newest}; a revision must never be lowered",
         )
     at_revision = [peer for peer, offer in candidates.items() if offer.revision == revision]
     protected = [peer for peer, offer in candidates.items() if offer.strategy == SEND_ONLY]
@@ -426,10 +426,10 @@ def _nobody_sends(offers: Mapping[int, SyncOffer], lost: Sequence[tuple[int, str
     overwritten = sorted(peer for peer, offer in offers.items() if not offer.root)
     if not overwritten:
         return "all peers called with RECEIVE_ONLY; at least one must be able to send"
-    gone = "; ".join(f"peer {peer} is lost: {reason}" for peer, reason in lost[-LOST_NAMED_MAX:])
+    gone = "; ".join(f"peer {peer} was lost: {reason}" for peer, reason in lost[-LOST_NAMED_MAX:])
     return (
         f"no peer is left to send the state: the contents of peers {overwritten} were being overwritten when "
-        f"its senders were lost{f' ({gone})' if gone else ''}; load it again on one of them, and call again"
+        f"the senders were lost{f' ({gone})' if gone else ''}; reload the state on one of them and call again"
     )
 
 
@@ -459,11 +459,11 @@ def _schema_difference(offers: Mapping[int, SyncOffer]) -> str | None:
         for mine, theirs in zip(schema, other, strict=False):
             if mine != theirs:
                 return (
-                    f"peer {first} offers {describe(mine)} where peer {peer} offers {describe(theirs)}; all peers must "
+                    f"peer {first} offers {describe(mine)}, but peer {peer} offers {describe(theirs)}; all peers must "
                     f"list the same tensors in the same order"
                 )
         return (
-            f"peer {first} offers {len(schema)} tensors and peer {peer} offers {len(other)}; all peers must list the "
+            f"peer {first} offers {len(schema)} tensors, but peer {peer} offers {len(other)}; all peers must list the "
             f"same tensors in the same order"
         )
     return None

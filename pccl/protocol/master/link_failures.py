@@ -1,16 +1,16 @@
-"""Link failures: links that broke or cannot be made, and evictions that follow.
+"""Link failures: links that broke or cannot be made, and the resulting evictions.
 
-A ring needs the links between neighbours. A small group makes all other links too, and works without one that fails.
+A ring needs the links between neighbours. A small group also makes all other links, but works without those that fail.
 A failed pair does not show which of its two peers is at fault; their links to other peers do.
 
-    1  A link that breaks between two live peers is made again (`Prepare.relink`) with all links of both ends. After
-       RELINKS_MAX times without a committed op the pair has failed. Decisions wait for the flush after a break: the
-       ends that report it may not have committed yet.
-    2  Evictions wait until all results are known, or EVIDENCE_SHARE of the peer timeout after the first failure.
-    3  The fewest peers are evicted that leave no failed pair, see `topology.fewest_evictions`.
-    4  A pair is not judged while one of the two is absent.
-    5  A peer that was evicted for its links waits for a growing delay (`admission`).
-    6  A lost link is logged when it was made again or could not be.
+    1  A broken link between two live peers is remade (`Prepare.relink`) with all links of both ends. After
+       RELINKS_MAX times without a committed op the pair counts as failed. Decisions wait for the flush after a break,
+       because the ends that report it may still commit ops of the epoch.
+    2  Evictions wait until all results are known, or for EVIDENCE_SHARE of the peer timeout after the first failure.
+    3  Evictions remove the smallest set of peers that leaves no failed pair (`topology.fewest_evictions`).
+    4  A pair is not judged while one of its peers is absent.
+    5  A peer evicted for failed links must wait before it is admitted again; the delay grows (`admission`).
+    6  A lost link is logged once it has been remade or could not be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pccl.types import Result
 EVIDENCE_SHARE = 0.1
 """Share of the peer timeout during which failures are collected before an eviction."""
 RELINKS_MAX = 3
-"""Number of times that a pair's link is made again without a committed op."""
+"""Number of times that a pair's link is remade without a committed op in between."""
 
 
 class LinkFailures:
@@ -43,29 +43,29 @@ class LinkFailures:
         self._probation = probation
         self._evict = evict
         self._failed: dict[Pair, str] = {}
-        """Needed pairs that cannot connect in the view that is prepared, and why."""
+        """Needed pairs that cannot connect in the prepared view, and why."""
         self._given_up: set[Pair] = set()
-        """Pairs of the prepared view, needed or not, that cannot connect by the report of their dialer."""
+        """Pairs in the prepared view, needed or not, whose dialer reported that they cannot connect."""
         self._evidence_due_at: float | None = None
         self._relink: set[Pair] = set()
         self._doubted: set[Pair] = set()
-        """Pairs whose link stands as far as is known, and is to be tried by the next Prepare."""
+        """Pairs whose link seems to be up, but that the next Prepare makes again as a test."""
         self._unlogged: dict[Pair, tuple[str, dict[str, int]]] = {}
-        """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
+        """Pending log lines about lost links, by pair, each with its text and attributes (rule 6)."""
         self._relinks: dict[Pair, int] = {}
         self._worn: dict[Pair, str] = {}
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time of the next eviction for links; None: there is none, or it does not depend on time."""
+        """The time of the next eviction for failed links, or None if there is none or it does not depend on time."""
         due_at = self._evidence_due_at
         return due_at if due_at is not None and due_at > self._state.now else None
 
-    # What peers say.
+    # Messages from peers.
 
     def note_failed(self, member: Member, other: int, reason: str) -> None:
-        """Note that a peer cannot make its link with `other`. Of the two reasons that of the dialer counts: it has
-        tried, where the other end has only waited."""
+        """Record that a peer cannot make its link with `other`. The dialer's reason takes precedence, because the
+        other end has only waited."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
         self._log_lost([pair])
@@ -87,7 +87,7 @@ class LinkFailures:
             self.note_failed(member, message.peer, message.reason)
 
     def link_lost(self, member: Member, message: m.LinkLost) -> None:
-        """Handle a broken link: make it again, unless the group can work without it (rule 1)."""
+        """Handle a broken link: make it again unless the group already goes without it (rule 1)."""
         state = self._state
         other = state.members.get(message.peer)
         if other is None or other.hello.group != member.hello.group or other is member:
@@ -112,8 +112,8 @@ class LinkFailures:
         state.stop(group)
 
     def ops_committed(self, group: Group) -> None:
-        """Note that ops went through a group in this epoch: its links count as sound again, and those that broke at its
-        end have broken once."""
+        """Record that ops completed in a group during this epoch: reset its links' failure counts to 0, or to 1 for
+        links that broke at the end of the epoch."""
         for pair in topology.linked_pairs(group.ring).intersection(self._relinks) if self._relinks else ():
             if pair in self._relink:
                 self._relinks[pair] = 1
@@ -131,8 +131,8 @@ class LinkFailures:
     # The stages of a view.
 
     def give_up_worn(self) -> bool:
-        """Drop links that broke too often, or evict peers if the links are needed (rule 1). Called once all flushes are
-        answered. Return False without an eviction."""
+        """Drop links that broke too often, or evict peers if the links are needed (rule 1). Return whether peers were
+        evicted. Called once all flushes are answered."""
         needed: dict[Pair, str] = {}
         for pair, reason in self._worn.items():
             group = self._state.group_of(self._state.members[pair[0]])
@@ -146,7 +146,7 @@ class LinkFailures:
         return bool(needed)
 
     def prepare(self) -> list[Pair]:
-        """Return the pairs that the prepared view links again. Earlier reports are discarded."""
+        """Return the pairs whose links the prepared view makes again. Discard earlier reports."""
         pairs = self._links_to_try()
         for pair in pairs:
             self._state.made_in[pair] = self._state.view
@@ -188,8 +188,8 @@ class LinkFailures:
         return True
 
     def _are_settled(self, pairs: Iterable[Pair], failed: Collection[Pair]) -> bool:
-        """Whether the dialing end of every pair has said what became of it, or the other end that it stands. A peer
-        that waits to be dialed by one that has given up need not be waited for."""
+        """Return whether each pair's dialer has reported the outcome, or the other end that the link is up. A peer need
+        not be waited for if the dialer it waits for has given up."""
         awaiting = self._state.change.awaiting_ready
         return all(
             high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)
@@ -225,7 +225,7 @@ class LinkFailures:
             delay_s = self._probation.evicted(member.host, member.hello.name, state.now)
             reason = (
                 f"peers {pair[0]} and {pair[1]} cannot connect to each other: {why}; peer {peer} may connect again, "
-                f"and is let in after {delay_s:.3g} s if it has links with the others then"
+                f"and is admitted after {delay_s:.3g} s if it can then connect to the others"
             )
             self._evict(peer, reason, Result.RANK_CONNECTION_FAILED)
         self._forget_failed()

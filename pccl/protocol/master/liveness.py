@@ -1,20 +1,20 @@
-"""Liveness: which peers are alive, by heartbeats, control connections and reports about their links.
+"""Liveness: judge from heartbeats, control connections and link reports which peers are alive.
 
-    1  A peer whose heartbeats stop for `peer_timeout_s` is evicted; so is one that has closed its heartbeat connection
-       and made no other within that time.
-    2  A peer whose control connection breaks is *absent*. It is kept for `peer_timeout_s` while its heartbeats go on,
-       and may reattach.
-    3  An absent peer without heartbeats is lost at once when all its observers, at least one, have lost their links
-       with it. Observers are the peers of its ring with a link to it that are not absent; newcomers only if there are
-       no others; never a peer that is still making its link.
+    1  A peer whose heartbeats stop for `peer_timeout_s` is evicted, as is one whose heartbeat connection closes and
+       that makes no new one within that time.
+    2  A peer whose control connection breaks is *absent*. It is kept for `peer_timeout_s` while its heartbeats
+       continue, and may reattach.
+    3  An absent peer without heartbeats is lost immediately once all its observers (at least one) have lost their links
+       to it. Observers are the present peers in its ring that have a link to it. Newcomers count only if there are no
+       others, and a peer that is still making its link never counts.
     4  An absent peer without observers is kept as in 2.
     5  A pending peer that is being admitted is lost as soon as both its connections have ended.
-    6  If most peers of a view, and most of all that ever sent a heartbeat, are late by half the timeout when the first
-       would be lost, this master is cut off itself (`has_lost_sight`): it evicts none and is deposed.
+    6  If, when the first peer would be lost, most peers of the view and most of all that ever sent a heartbeat are late
+       by half the timeout, this master itself is cut off (`has_lost_sight`): it evicts none and is deposed.
 
-Observers can be wrong when all connections of a living peer are reset at once; that costs an eviction.
+Observers are wrong if all connections of a living peer are reset at once. The cost is an unnecessary eviction.
 
-After a takeover each peer has a peer timeout to make its heartbeat connection.
+After a takeover each peer has one peer timeout to make its heartbeat connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl.protocol.failover.durable_state import majority
 from pccl.protocol.master.run_state import Group, Member, RunState, TakeHeartbeats
 
 QUIET_SHARE = 0.5
-"""Share of the peer timeout after which several heartbeats are missing on a connection."""
+"""Share of the peer timeout after which a silent heartbeat connection counts as quiet (rule 6)."""
 
 
 class Liveness:
@@ -38,9 +38,9 @@ class Liveness:
         self._first_due_at: dict[int, float] = {}
         self._due_at = dict.fromkeys(state.members, state.now + state.options.peer_timeout_s)
         self.absent_until: dict[int, float] = {}
-        """Peers without a control connection, longest first, and the time when they are lost."""
+        """Peers without a control connection, the longest absent first, and the time when each counts as lost."""
         self._cut: set[tuple[int, int]] = set()
-        """Pairs of a peer that has lost its link with another since it was made, and that other."""
+        """Pairs (peer, other) in which the peer has lost its link with the other since the link was made."""
         self._suspects: set[int] = set()
         self._quiet: set[int] = set()
 
@@ -51,7 +51,7 @@ class Liveness:
 
     def take_heartbeats(self, connection: int, member: Member) -> None:
         if member.heartbeat is not None:
-            # The peer has found it closed before we have.
+            # The peer noticed before the master that its old connection had closed.
             self._close_heartbeat(member)
         self.heartbeats[connection] = member.peer
         member.heartbeat = connection
@@ -67,14 +67,14 @@ class Liveness:
             member.heartbeat = None
 
     def heartbeat_broke(self, connection: int, reason: str) -> bool:
-        """Note that a connection is gone. Return False if it carried no heartbeats."""
+        """Handle a closed connection. Return False if it carried no heartbeats."""
         if connection not in self.heartbeats:
             return False
         state = self._state
         member = state.members[self.heartbeats.pop(connection)]
         member.heartbeat = None
         self._due_at[member.peer] = state.now + state.options.peer_timeout_s
-        state.log("info", f"{member}: its heartbeats broke off: {reason}", member.about)
+        state.log("info", f"{member}: its heartbeat connection broke: {reason}", member.about)
         self._suspects.add(member.peer)
         return True
 
@@ -99,17 +99,17 @@ class Liveness:
     def reattached(self, member: Member) -> None:
         member.absence = ""
         self.absent_until.pop(member.peer, None)
-        self._state.log("info", f"{member} has another control connection", member.about)
+        self._state.log("info", f"{member} has a new control connection", member.about)
 
     # Links, as evidence.
 
     def link_cut(self, by: int, other: int) -> None:
-        """Note that `by` has lost its link with `other`, or failed to make it."""
+        """Record that `by` has lost its link with `other` or failed to make it."""
         self._cut.add((by, other))
         self._suspects.add(other)
 
     def links_made(self, group: Group) -> None:
-        """Note that the links of a group stand again, except `missing` ones."""
+        """Record that the links of a group are up again, except its `linkless` pairs."""
         linkless = group.linkless
         self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
@@ -155,8 +155,8 @@ class Liveness:
         return is_kept or peer not in state.change.awaiting_ready
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Whether this master misses most of the accepted peers, and most of all that ever sent a heartbeat. `but_of`
-        is one of them."""
+        """Return whether this master has lost most accepted peers and most of all peers that ever sent a heartbeat.
+        `but_of` counts as lost."""
         lost: Counter[bool] = Counter()
         heard = 0
         for peer, member in self._state.members.items():

@@ -1,15 +1,15 @@
-"""The master's machine: it keeps the membership and decides outcomes, and never touches payload.
+"""The master's state machine, which manages the membership and decides outcomes, but never handles payload.
 
 Peers must agree on the membership and on the end of every op, although any of them may die at any time. As in
-view-synchronous membership, a new view is installed only when the ops of the one before have ended in the same way on
-all its peers.
+view-synchronous membership, a new view is installed only once the ops of the previous view have ended in the same way
+on all its peers.
 
 Events arrive through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns effects to perform in
-order. The rules rely on the order within one control connection. After each event the machine takes every step that has
-become possible (`_advance`). A `deposed` master takes none.
+order. The rules rely on message order within a control connection. After each event the machine takes every step that
+has become possible (`_advance`). A `deposed` master takes none.
 
 The work for a message does not grow with the number of peers. Only a view, a verdict or the end of a group call visits
-all peers, and a message to many is one object, encoded once.
+all peers, and a message to many peers is a single object that is encoded once.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Master:
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
-        """Lead a run from its start if only `state` is given. All else is for a takeover (`recovery.take_over`):
-        `missed_ends` are the ends of group calls that peers wait in and have not received, `sites_broken_by` says why
-        peers of sites may be missing."""
+        """Lead a new run if only `state` is given. The other arguments are for a takeover (`recovery.take_over`):
+        `missed_ends` are ends of group calls that peers have not received and still wait for, `sites_broken_by` says
+        why peers of sites may be missing."""
         self.state = state
-        """The run's state. It may be looked at and not be changed from outside."""
+        """The run's state. Other modules may read it but not change it."""
         self.leadership = leadership or Leadership(state)
         probation = Probation(state.options.peer_timeout_s)
         self.liveness = Liveness(state)
@@ -120,7 +120,7 @@ class Master:
                 )
             else:
                 handler(member, message)
-        # else: it was evicted and its last words crossed ours.
+        # else: the peer was evicted, and its last messages crossed the Goodbye.
         return self._advance()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
@@ -156,7 +156,7 @@ class Master:
         return self._advance()
 
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Log stragglers. `silent` are connections without heartbeats, each with the seconds of silence."""
+        """Log stragglers. `silent` maps each connection without heartbeats to its seconds of silence."""
         self.state.now = now
         heartbeats = self.liveness.heartbeats
         name_stragglers(
@@ -174,7 +174,7 @@ class Master:
         self.admission.expire()
         limit_s = state.options.answer_limit_s
         for peer in list(state.asked_at):
-            # Looked up one by one: an eviction may ask others again.
+            # Look up each time, because an eviction may send further requests.
             if now >= state.asked_at[peer] + limit_s:
                 self._evict(peer, f"did not answer the master within {limit_s:g} s")
         for peer, silent_s in self.liveness.silent():
@@ -201,7 +201,7 @@ class Master:
         return min(times, default=None)
 
     def dismiss_founders(self, reason: str) -> list[Effect]:
-        """Make waiting founders start over: they ask all masters again."""
+        """Make the waiting first peers start over, so that they ask all masters again."""
         for peer in self.state.pending:
             member = self.state.members[peer]
             self.state.send(member.connection, m.StartOver(reason))
@@ -210,7 +210,7 @@ class Master:
         return self._advance()
 
     def abdicate(self, reason: str) -> list[Effect]:
-        """Release all peers; they may follow another master. No further event may arrive here."""
+        """Release all peers, which may follow another master. No event may arrive afterwards."""
         state = self.state
         for member in state.members.values():
             state.send(member.connection, m.Elsewhere(reason))
@@ -219,11 +219,11 @@ class Master:
             state.close(connection)
         return state.drain()
 
-    # What others may look at.
+    # State for other modules.
 
     @property
     def deposed(self) -> str:
-        """The reason why this master must lead no further; empty: it may lead."""
+        """Why this master must stop leading; empty if it may lead."""
         return self.leadership.deposed
 
     @property
@@ -232,7 +232,7 @@ class Master:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether all connections of all accepted peers were closed, as when their processes end together."""
+        """Whether all connections of all accepted peers have closed, as if their processes had ended together."""
         members = self.state.members.values()
         return all(member.absence and member.heartbeat is None for member in members if member.accepted)
 
@@ -240,7 +240,7 @@ class Master:
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
         member = self.state.members[peer]
-        if member.accepted:  # others have no run to come back to, and anybody could make these more and more
+        if member.accepted:  # others have no run to return to, and any client could make this set grow
             self.leadership.evict(peer)
         self.state.send(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self.state.close(member.connection)
@@ -249,7 +249,7 @@ class Master:
     def _evict_silent(self, peer: int, silent_s: float) -> None:
         reason = f"silent for {silent_s:.1f} s"
         if self.state.members[peer].absence:
-            self._lose_late(peer, reason)  # a host that closes connections is there, and the peer may come back
+            self._lose_late(peer, reason)  # a host that closes connections is up, so the peer may return
         elif not self._is_own_outage(peer):
             self._evict(peer, reason)
 
@@ -273,8 +273,8 @@ class Master:
         count = self.state.accepted_count
         if self.state.is_accepted(peer) and count > 1 and self.liveness.has_lost_sight(but_of=peer):
             self.leadership.deposed = (
-                f"most of its {count} peers have lost their connections to it or sent no heartbeat since about the "
-                f"same time, as if its own network were out"
+                f"most of its {count} peers have lost their connections to it or fallen silent at about the same time, "
+                f"as if its own network were down"
             )
         return bool(self.deposed)
 
@@ -307,7 +307,7 @@ class Master:
     def _abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
         self._calls.abort_deadlocked(group, op, vote)
 
-    # What follows from an event.
+    # Steps after an event.
 
     def _advance(self) -> list[Effect]:
         progress = True
@@ -326,8 +326,8 @@ class Master:
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """Admit waiting peers where no accepted peer could call update_topology. Peers of a ring that an earlier master
-        announced are accepted by the view under way."""
+        """Admit waiting peers if there is no accepted peer to call update_topology. Peers in a ring that an earlier
+        master announced are accepted by the view in progress."""
         if not self._has_nobody:
             return False
         waiting = self.admission.admissible
@@ -347,7 +347,7 @@ class Master:
     def waits_for_founders(self) -> bool:
         return self.state.options.founders > 1 and self._has_nobody
 
-    # Messages of accepted or pending peers.
+    # Messages from accepted or pending peers.
 
     def _on_leave(self, member: Member, message: m.Leave) -> None:
         self.state.close(member.connection)

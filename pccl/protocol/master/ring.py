@@ -1,9 +1,9 @@
-"""Rings: where newcomers are inserted, and optimize_topology.
+"""Rings: the places of newcomers, and optimize_topology.
 
-optimize_topology measures links in rounds, searches a better ring for each group, and installs it like a ring change
-after a loss. All pairs are measured in groups of up to ALL_PAIRS_PEERS_MAX peers; in larger ones each peer measures
-that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX; the search uses the
-known values. A missing link counts as unreachable, and no ring that needs one is adopted.
+optimize_topology measures links in rounds, searches for a better ring for each group, and installs it in the same way
+as a ring change after a loss. Groups of up to ALL_PAIRS_PEERS_MAX peers measure all pairs; in larger ones each peer
+measures that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX, and the
+search uses the values known then. A missing link counts as unreachable, and no ring that needs one is adopted.
 
 Otherwise a ring keeps its order: a lost peer is removed, and newcomers are inserted where they cost least.
 """
@@ -24,8 +24,8 @@ from pccl.protocol.topology import RingProblem, ring_links, updated_ring
 
 
 def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
-    """Insert newcomers in the order of their numbers: next to peers of their host unless metrics are known, else at the
-    end. Other peers keep their order."""
+    """Insert newcomers in the order of their numbers: at the best place if their host has metrics, else after peers on
+    the same host, else at the end. Other peers keep their order."""
     found = list(ring)
     rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
     slowest = min(rates, default=float("inf"))
@@ -35,16 +35,16 @@ def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkM
 
 
 def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float) -> int:
-    """Return the place in the ring before which a newcomer comes. `slowest` is the rate of the ring's slowest link so
-    far, in bytes per second."""
+    """Return the index at which to insert a newcomer. `slowest` is the rate of the ring's slowest link so far, in bytes
+    per second."""
     if not metrics.knows_host_of(peer):
         hosts = metrics.hosts(peer)
         beside = [at for at, other in enumerate(ring) if metrics.hosts(other) == hosts]
         return beside[-1] + 1 if beside else len(ring)
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
-        """Return the damage that a place would do to the ring. Slow links count only as far as they are slower than the
-        ring is."""
+        """Return the cost of a place for the ring. Slow links count only if they are slower than the ring already
+        is."""
         new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
         unreachable = sum(metrics.is_unreachable(pair) for pair in new)
         known = [metric for pair in new if (metric := metrics.get(pair)) is not None]
@@ -58,26 +58,26 @@ def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float)
 
 ROUNDS_MAX = 64
 ROUND_S_MAX = 8.0
-"""Seconds that a round may take. It is longer than a peer takes to find out that it cannot measure."""
+"""Seconds that a round may take, which is longer than a failing measurement takes."""
 MEASURING_S_MAX = 20.0
 ALL_PAIRS_PEERS_MAX = 32
 """Largest group that measures all pairs. In a larger one each peer measures this many links per call."""
 FASTER = 1.05
 SHORTER = 0.9
-"""A ring replaces another whose links are as reachable and as known if its slowest link is faster by the factor FASTER,
-or if that is as fast and the sum of latencies is smaller by the factor SHORTER. Less may be the spread of the
-measurements."""
+"""A ring replaces another with as many reachable and known links if its slowest link is faster by the factor FASTER, or
+if that link is as fast and the sum of latencies is smaller by the factor SHORTER. Smaller differences may be noise of
+the measurements."""
 LISTED_MAX = 24
 MBIT = 1e6 / 8
 
 
 def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> Iterable[Pair]:
-    """Yield the links that should be measured, the most useful first. `salt` says which part of those of a large
+    """Yield the links that should be measured, the most useful first. `salt` selects the subset measured in a large
     group."""
     count = len(ring)
     steps: Sequence[int] = range(1, count)
     if count > ALL_PAIRS_PEERS_MAX:
-        # Steps through the ring that differ from call to call; the golden ratio spreads them evenly.
+        # Steps around the ring that differ between calls; the golden ratio spreads them evenly.
         spread = (int(count * ((salt * ALL_PAIRS_PEERS_MAX + each) * 0.6180339887 % 1)) for each in range(1, count))
         steps = [1, *dict.fromkeys(step for step in spread if step > 1)][:ALL_PAIRS_PEERS_MAX]
     for step in steps:
@@ -88,18 +88,18 @@ def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> 
 
 
 def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
-    """Return which links are measured at once, each in the first round where it disturbs no other.
+    """Divide links into rounds that measure them concurrently: each goes to the first round where it disturbs no other.
 
-    What does not fit into ROUNDS_MAX rounds is left out.
+    Links that do not fit into ROUNDS_MAX rounds are left out.
     """
     found: list[list[Pair]] = []
     taken: defaultdict[object, int] = defaultdict(int)
-    """The rounds that use what must not be used twice in a round, as bits."""
+    """For each resource that a round may use only once, the rounds that use it, as bits."""
     known_hosts: set[object] = set()
     for sender, receiver in pairs:
         hosts = metrics.hosts(sender), metrics.hosts(receiver)
         if hosts in known_hosts:
-            continue  # one pair's metric stands for all between these hosts
+            continue  # one pair's metric applies to all pairs between these hosts
         uses: list[object] = [("from", sender), ("to", receiver), frozenset((sender, receiver))]
         if hosts[0] != hosts[1]:
             uses += [("from", hosts[0]), ("to", hosts[1]), frozenset(hosts)]
@@ -117,7 +117,7 @@ def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
 
 
 class Optimization:
-    """The state of one call. The caller gives each round or search a number; answers to another number are stale."""
+    """The state of one call. The caller numbers each round and search; answers with a different number are stale."""
 
     def __init__(self, metrics: LinkMetrics, rings: Mapping[int, Sequence[int]], salt: int, now: float) -> None:
         pairs = [pair for ring in rings.values() for pair in wanted(ring, metrics, salt, now)]
@@ -156,8 +156,8 @@ class Optimization:
         return number == self.number and peer in self._asked
 
     def answered(self, peer: int, found: Mapping[Pair, tuple[float, float]], now: float) -> list[Pair]:
-        """Take in what a peer has measured: bytes per second and round trips in seconds. Return the links that
-        failed."""
+        """Record a peer's measurements: bytes per second and round trips in seconds. Return the links that could not
+        be measured."""
         failed = []
         for pair in self._asked.pop(peer):
             if pair in found:
@@ -200,7 +200,7 @@ class Outlook:
     slowest: Pair | None
     bytes_per_s: float
     latency_s: float
-    """The sum of latencies once round, over the links that are known."""
+    """The sum of the known links' latencies around the ring."""
 
     def is_better(self, other: Outlook) -> bool:
         bad, others = (self.unreachable, self.unknown), (other.unreachable, other.unknown)
@@ -215,7 +215,7 @@ class Outlook:
             return "its links were not measured"
         text = (
             f"slowest link {self.slowest[0]}->{self.slowest[1]} at {self.bytes_per_s / MBIT:.4g} Mbit/s, "
-            f"{self.latency_s * 1e3:.4g} ms once round"
+            f"{self.latency_s * 1e3:.4g} ms around the ring"
         )
         text += f", {self.unknown} links unknown" if self.unknown else ""
         return text + (f", {self.unreachable} unreachable" if self.unreachable else "")
@@ -236,7 +236,7 @@ def outlook(ring: Sequence[int], metrics: LinkMetrics) -> Outlook:
 
 
 def decide(present: Sequence[int], found: Sequence[int], metrics: LinkMetrics) -> tuple[list[int], str]:
-    """Return the ring to have from now on, and why, ready to log. `found` may name peers that are gone."""
+    """Return the ring to use from now on, and the reason for the log. `found` may contain peers that are gone."""
     kept = updated_ring(found, present)
     before, after = outlook(present, metrics), outlook(kept, metrics)
     if len(present) < 2:
@@ -265,7 +265,7 @@ class RingChange:
         self._course = None
 
     def step(self) -> bool | None:
-        """Take the next step. Return None if it has to wait for answers, True if the call is over."""
+        """Take the next step. Return None if it must wait for answers, True if the call has ended, else False."""
         state, course = self._state, self._course
         rings = {group.number: group.ring for group in state.groups.values()}
         if course is None:
@@ -297,7 +297,7 @@ class RingChange:
         state = self._state
         course.is_decided = True
         seconds = state.now - course.begun_at
-        cost = f"{course.measured} links measured, {course.failed} not measurable, {seconds:.1f} s"
+        cost = f"{course.measured} links measured, {course.failed} failed, {seconds:.1f} s"
         for group in state.groups.values():
             found = rings.get(group.number, group.ring)
             if topology.ring_pairs(found) & _kept_apart(group):

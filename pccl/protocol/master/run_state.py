@@ -1,6 +1,6 @@
-"""A run as its master keeps it: options, members, groups, numbering and outgoing messages.
+"""The master's state of a run: options, members, groups, numbering and outgoing messages.
 
-`RunState` is plain data, shared by the parts of the master. A takeover builds one from recovery reports.
+`RunState` is plain data shared by the master's parts. A takeover builds it from recovery reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.protocol.stragglers import GroupScene, Stragglers
 from pccl.protocol.topology import RingProblem
 
 ANSWER_TIMEOUTS = 3.0
-"""Number of peer timeouts for an answer, longer than making a link may take."""
+"""Number of peer timeouts for an answer, more than making a link may take."""
 NAMED_MAX = 20
 
 
@@ -31,16 +31,16 @@ class MasterOptions:
     peer_timeout_s: float = 5.0
     engine_threads: int = 1
     hello_timeout_s: float = 10.0
-    """Seconds that a connection may stay silent before it says Hello, and that a peer then has until its first
+    """Seconds that a connection may stay silent before Hello, and then the seconds that a peer has to send its first
     heartbeat."""
     answer_timeout_s: float = 90.0
-    """Seconds that an accepted peer may take to answer Flush or Prepare before it is evicted, and ANSWER_TIMEOUTS peer
-    timeouts at least."""
+    """Seconds that an accepted peer may take to answer Flush or Prepare before it is evicted, but at least
+    ANSWER_TIMEOUTS peer timeouts."""
     connections_max: int = 4096
     pending_max: int = 1024
     connections_per_link_max: int = 64
     founders: int = 1
-    """Number of initial peers: newcomers wait until this many are there, and one view admits them all."""
+    """Number of first peers: newcomers wait until this many have connected, and one view admits them all."""
 
     @property
     def answer_limit_s(self) -> float:
@@ -61,7 +61,7 @@ class Wait:
 
 @dataclass
 class Member:
-    """A peer that has said Hello: pending until a view that has it is installed, accepted from then on."""
+    """A peer that has sent Hello: pending until a view with it is installed, then accepted."""
 
     peer: int
     connection: int
@@ -70,13 +70,13 @@ class Member:
     host: str
     since: float
     on_trial: list[int] | None = None
-    """The peers that a newcomer on trial must connect to; None: not on trial."""
+    """The peers to which a newcomer on trial must connect; None if it is not on trial."""
     accepted: bool = False
     wait: Wait | None = None
     heartbeat: int | None = None
     has_heartbeat: bool = False
     absence: str = ""
-    """The reason why it has no control connection; empty: it has one."""
+    """Why the peer has no control connection; empty if it has one."""
 
     @property
     def master_timeout_s(self) -> float:
@@ -98,7 +98,7 @@ class Member:
 
 @dataclass
 class OpenAbortVote:
-    """An op that is aborted unless a peer has committed it."""
+    """A vote on an op that the master aborts unless a peer has committed it."""
 
     code: int
     reason: str
@@ -122,7 +122,7 @@ class Group:
     epoch: int = 0
     ledger: Ledger = field(default_factory=lambda: Ledger(()))
     running: bool = False
-    """Whether ops may be in flight: the ring is installed and not being flushed."""
+    """Whether ops may be in flight, because the ring is installed and not being flushed."""
     flush: int = 0
     awaiting_flush: set[int] = field(default_factory=set)
     commits: list[OpRef] = field(default_factory=list)
@@ -130,16 +130,16 @@ class Group:
     votes: dict[OpRef, OpenAbortVote] = field(default_factory=dict)
     open_ops: set[OpRef] = field(default_factory=set)
     is_mutual: bool = False
-    """Whether its peers know that it is a mesh, and so complete ops by themselves."""
+    """Whether the peers know that the group is a mesh, and so complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
     unreliable: set[Pair] = field(default_factory=set)
-    """Pairs, not neighbours, whose link broke repeatedly. They count as missing."""
+    """Pairs of non-neighbours whose link broke repeatedly. They count as missing."""
     decision: str = ""
     direct_limit: int = UNKNOWN
     is_local: bool = False
     linked: Collection[Pair] = frozenset()
     changed: bool = False
-    """Whether the ring differs from the installed one, or must be made again."""
+    """Whether the ring differs from the installed one, or must be re-established."""
     synced: set[int] = field(default_factory=set)
     revision: int | None = None
     sync: Sync | None = None
@@ -172,14 +172,14 @@ class Group:
 @dataclass
 class ViewChange:
     is_preparing: bool = False
-    """Whether Prepare was sent for the last view and it is not in force."""
+    """Whether Prepare was sent for the last view but the view is not in force yet."""
     is_renewing: bool = False
     admitting: set[int] = field(default_factory=set)
-    """Pending peers that the next view takes in."""
+    """Pending peers that the next view admits."""
     awaiting_ready: set[int] = field(default_factory=set)
-    """Peers that make links for the view that was prepared last."""
+    """Peers that are still making links for the last prepared view."""
     unaware: set[int] = field(default_factory=set)
-    """Peers that keep their ring in the last prepared view and have not answered its Prepare."""
+    """Peers that keep their ring in the last prepared view but have not answered its Prepare."""
 
     def forget(self, peer: int) -> None:
         for peers in (self.admitting, self.awaiting_ready, self.unaware):
@@ -187,10 +187,10 @@ class ViewChange:
 
 
 class RunState:
-    """One run, named by `run`. Peers of another run are refused."""
+    """The state of the run named `run`. Peers of other runs are refused."""
 
     def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
-        """`secret` is the run's. By it its peers tell masters that know the run from others."""
+        """`secret` is the run's secret. It shows peers which masters know the run."""
         self.run = run
         self.secret = secret
         self.term = term
@@ -208,9 +208,9 @@ class RunState:
         self.change = ViewChange()
         self.introduced: set[int] = set()
         self.lost: list[tuple[int, str]] = []
-        """Peers that the view in force has and the next one has not, and why."""
+        """Peers that the view in force has and the next one lacks, and why."""
         self.asked_at: dict[int, float] = {}
-        """The time since which an answer to Flush or Prepare is due, by peer, longest first."""
+        """When each peer that owes an answer was asked for it, the longest wait first."""
         self.made_in: dict[Pair, int] = {}
         self.history = History()
         self.traffic = Traffic(self.history)
@@ -323,7 +323,7 @@ class RunState:
 
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
     if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
-        silent_s = {}  # more likely, this master is cut off
+        silent_s = {}  # it is more likely that this master is cut off
     groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
     begun, over = state.stragglers.judge(groups, silent_s, state.now)
     for level, findings in (("warning", begun), ("info", over)):
@@ -358,21 +358,21 @@ class Send:
 
 @dataclass(frozen=True)
 class Close:
-    """Close the connection after what was sent before has left."""
+    """Close the connection after sending everything queued before."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class TakeHeartbeats:
-    """Answer Accepted, and use this connection for heartbeats only. It ends with `silent` or `disconnected`."""
+    """Answer Accepted, and use this connection only for heartbeats. It ends with `silent` or `disconnected`."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class FindRings:
-    """Look for the best ring of each group, which takes time, then call `rings_found`."""
+    """Search for the best ring of each group, which takes time, then call `rings_found`."""
 
     search: int
     problems: dict[int, RingProblem]
@@ -383,13 +383,13 @@ class MasterLog:
     level: str
     text: str
     is_unauthenticated: bool = False
-    """Whether any unauthenticated client can cause this line at any rate."""
+    """Whether an unauthenticated client can cause this line at an arbitrary rate."""
     about: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Record this record before any effect that follows is carried out: on disk, where it shall outlast the process."""
+    """Store this record before performing any later effect; on disk, if it must survive the process."""
 
     record: RunRecord
 
@@ -400,7 +400,7 @@ Effect = Send | Close | TakeHeartbeats | FindRings | MasterLog | Persist
 # The undecided ops of one group in one epoch, with the peers that reported done.
 
 DECIDED_TAGS_MAX = 100_000
-"""Number of tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
+"""Number of tags whose last verdict is remembered. Late messages only concern recent verdicts."""
 
 
 class Ledger:
@@ -409,14 +409,14 @@ class Ledger:
         self._is_meshed = is_meshed
         self._order = tuple(ring)
         self.stalled: dict[OpRef, set[int]] = {}
-        """Undecided ops that peers have waited in for long, and these peers."""
+        """Undecided ops in which peers have waited for a long time, and these peers."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
         self._verdicts: dict[OpRef, None] = {}
-        """Ops that peers complete by themselves and that were decided here, the oldest first."""
+        """Ops that peers complete by themselves, but that the master decided, the oldest first."""
 
     def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
-        """Note that `peer` is done; return the ops that are committed by that."""
+        """Record that `peer` has done these ops; return the ops that this commits."""
         assert peer in self.ring
         committed = []
         for op in ops:
@@ -431,7 +431,7 @@ class Ledger:
         return committed
 
     def decide(self, op: OpRef) -> bool:
-        """Note the verdict on one op; return False if it has one already. Later reports of it are ignored."""
+        """Record that an op is decided, so that later reports are ignored. Return False if it already was."""
         if self.is_decided(op):
             return False
         self._decide(op)
@@ -455,7 +455,7 @@ class Ledger:
                         del book[op]
 
     def settle(self, survivors: Collection[int]) -> list[OpRef]:
-        """Return the ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
+        """Return the ops to commit at the end of a flush; all others are aborted. Do not use the ledger afterwards."""
         alive = self.ring.intersection(survivors)
         commits = [op for op, holders in self._done.items() if alive & participants(op.tag, self._order) <= holders]
         self._done.clear()
@@ -463,7 +463,7 @@ class Ledger:
         return commits
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
-        """Return as what a peer has called the op that it waits in, and which others are not done with it."""
+        """Return the call in which a peer waits (`call_of`), and the other peers that have not completed the op."""
         holders, ranks = self._done.get(op, set()), ranks_of(op.tag)
         if ranks is None:
             return "op", (each for each in self._order if each not in holders and each != peer)

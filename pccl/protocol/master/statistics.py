@@ -1,9 +1,9 @@
-"""What has happened in a run, in bounded memory: totals, recent minutes, losses and log lines; and traffic.
+"""A run's history in bounded memory (totals, the last minutes, losses and log lines), and its traffic.
 
 Each peer reports its session's totals every few seconds (`messages.Report`), and the master adds the differences:
 
-    1  Ops are counted per epoch. The highest count of any peer is the group's, so no op counts twice.
-    2  The first report of a peer is the base of its later ones; a new master counts from there.
+    1  Ops are counted per epoch. A group's count is the highest of any peer, so no op counts twice.
+    2  A peer's first report is the baseline for its later ones, so a new master counts from there.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def _sum(a: Totals, b: Totals) -> Totals:
 
 
 RATED_OVER_S = 1.9
-"""Least time over which a rate is taken."""
+"""Shortest time over which a rate is computed."""
 EPOCHS_KEPT = 8
-"""Number of epochs of each group that are kept. Reports of the last ones may still be on their way."""
+"""Number of epochs kept for each group. Reports for the last ones may still be in transit."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _Reported:
 
 
 class Traffic:
-    """The counts of one run. It tells a `History` what reports say. All moments are the master's `now`."""
+    """The traffic of one run. Adds the contents of reports to a `History`. All times are the master's `now`."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -139,7 +139,7 @@ class Traffic:
         more_committed = more_aborted = 0
         for epoch, committed, aborted in report.ops:
             if epoch not in epochs and (is_first or epoch < max(epochs, default=0)):
-                # No other report of it: it is from before this master, or too old.
+                # No peer has reported this epoch: it precedes this master, or is too old.
                 epochs[epoch] = committed, aborted
                 continue
             known = epochs.get(epoch, (0, 0))

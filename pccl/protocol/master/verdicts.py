@@ -1,15 +1,15 @@
-"""Verdicts on ops: committed or aborted, once, and the same for all peers of a ring.
+"""Verdicts on ops: commit or abort, decided once and alike for all peers of a ring.
 
-Peers start ops by themselves, and in a mesh complete them by themselves (`completion`): there the master only handles
-ops that take long or are given up. In other groups peers report every end, see `ledger`.
+Peers start ops by themselves, and in a mesh also complete them by themselves (`completion`), so that the master only
+handles ops that take long or are given up. In other groups peers report every done op (`run_state.Ledger`).
 
-    1  A verdict is made once, and sent to each peer of the ring before anything that follows from it.
-    2  An op that a peer gives up is put to an *abort vote*: every participant answers whether it has committed the op,
-       and promises not to otherwise. The op aborts if no peer has.
-    3  A *flush* asks every survivor for its done ops. An op that all survivors have done is committed, all others are
+    1  A verdict is decided once, and sent to each peer of the ring before any message that depends on it.
+    2  If a peer gives up an op, the master holds an *abort vote*: every participant reports that it has committed the
+       op, or promises not to. The op is aborted if none has committed it.
+    3  A *flush* asks every survivor for its done ops. The ops that all survivors have done are committed, all others
        aborted. These verdicts are sent with the next Prepare, so a view separates ops (virtual synchrony).
-    4  Uses of a tag are counted from 0 in every epoch. A group with very many used tags gets a new epoch with the same
-       ring when it is idle.
+    4  Use counts of tags start at 0 in every epoch. A group that has used too many tags gets a new epoch with the same
+       ring, earlier if it is idle.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class OpVerdicts:
         abort_deadlocked: Callable[[Group, OpRef, OpenAbortVote], None],
         may_be_meshed: Callable[[Group], bool],
     ) -> None:
-        """`committed` is called with every group that commits ops, `abort_deadlocked` after an abort vote for group
-        calls. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
+        """`committed` is called for each group that commits ops, `abort_deadlocked` after an abort vote due to a
+        deadlock. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
         self._state = state
         self._evict = evict
         self._committed = committed
         self._abort_deadlocked = abort_deadlocked
         self._may_be_meshed = may_be_meshed
 
-    # What peers say.
+    # Messages from peers.
 
     def ops_done(self, member: Member, message: m.OpsDone) -> None:
         group = self._group(member, message.epoch)
@@ -49,7 +49,7 @@ class OpVerdicts:
             return
         commits = group.ledger.done(member.peer, message.ops)
         if commits and not group.running:
-            # Decided during the flush, sent with the next Prepare.
+            # Decided during a flush, so sent with the next Prepare.
             group.commits += commits
             group.open_ops.update(commits)
         elif commits:
@@ -74,7 +74,7 @@ class OpVerdicts:
             return
         op = OpRef(message.tag, message.sequence)
         if not message.may_be_done:
-            # No peer has committed it, or will.
+            # No peer has committed it or will.
             self.abort(group, op, message.code, message.reason)
         elif op in group.votes:
             self._note_vote(group, op, member.peer)
@@ -94,7 +94,7 @@ class OpVerdicts:
     def tags_used(self, member: Member, message: m.TagsUsed) -> None:
         group = self._running_group(member, message.epoch)
         if group is not None:
-            self._renew(group, f"{message.tags} tags were used in the last one")
+            self._renew(group, f"the last one used {message.tags} tags")
 
     def _group(self, member: Member, epoch: int) -> Group | None:
         group = self._state.groups.get(member.hello.group)
@@ -122,8 +122,8 @@ class OpVerdicts:
         self.renew_if_full(group)
 
     def abort(self, group: Group, op: OpRef, code: int, reason: str, without: Collection[int] = frozenset()) -> None:
-        """Abort an op on all its participants. `without` are peers that have not launched it and whose callers hear the
-        reason in another way."""
+        """Abort an op on all its participants. `without` are peers that have not launched it and whose group calls fail
+        for the same reason."""
         if not group.ledger.decide(op):
             return
         group.votes.pop(op, None)
@@ -179,7 +179,7 @@ class OpVerdicts:
         group.ledger.forget([*commits, *group.aborts])
 
     def finish_flushes(self) -> bool:
-        """Decide all open ops of groups whose survivors have answered. Return False if there are none."""
+        """Decide all open ops of groups whose survivors have answered. Return False if there is no such group."""
         settled = False
         for group in self._state.groups.values():
             if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
@@ -187,7 +187,7 @@ class OpVerdicts:
                 if group.commits or decided:
                     self._committed(group)
                 committed = {*group.commits, *decided}
-                # Other reported commits have ended on all peers.
+                # All peers have ended the other reported commits.
                 group.commits = [op for op in group.commits if op in group.open_ops] + decided
                 for op, vote in group.votes.items():
                     if op not in committed:
@@ -200,16 +200,16 @@ class OpVerdicts:
     # Renewal.
 
     def renew_if_full(self, group: Group, is_idle: bool = False) -> None:
-        """Start a new epoch with the same ring after too many tags, earlier if no op is known to be in flight."""
+        """Start a new epoch with the same ring after too many tags. The limit is lower if no op is in flight."""
         tags = group.ledger.tags
         if group.running and completion.is_full(tags, is_idle or not group.ledger.entries):
-            self._renew(group, f"{tags} tags were used in the last one")
+            self._renew(group, f"the last one used {tags} tags")
 
     def renew_at_rest(self, group: Group) -> None:
-        """Do as `renew_if_full` while no op is in flight, and also if the group becomes a mesh by that."""
+        """Call `renew_if_full` while no op is in flight. Also renew the group if that makes it a mesh."""
         self.renew_if_full(group, is_idle=True)
         if self._may_be_meshed(group):
-            self._renew(group, "its peers can make the links that they have gone without")
+            self._renew(group, "its peers can now make the missing links")
 
     def _renew(self, group: Group, reason: str) -> None:
         self._state.log("info", f"group {group.number} begins a new epoch: {reason}", {"group": group.number})

@@ -1,17 +1,17 @@
 """Views: the right to lead, missing links, and the stages of a view change.
 
-Leadership. Where peers know several masters, lost peers may follow another. Two masters never lead at once:
+Leadership. If peers know several masters, lost peers may follow another one. Two masters never lead simultaneously:
 
     1  A master that has lost a majority of the installed view is deposed.
-    2  The same holds for every other view that may be installed (quorum views), until its first own view is installed.
-    3  A peer that leaves on purpose does not count.
-    4  A view that keeps a peer's ring needs no answer of that peer, once no majority of a quorum view is left that has
-       not received the view.
-    5  A lost peer counts until a view without it is installed (`is_final_without`).
+    2  Until its first own view is installed, the same applies to every other view that may be installed (quorum views).
+    3  A peer that leaves deliberately does not count as lost.
+    4  A view that keeps a peer's ring needs no answer from that peer if the peers that are lost or have not answered
+       are not a majority of any quorum view.
+    5  A lost peer remains a member until a view without it is installed (`is_final_without`).
 
 Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end tries
-to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. When packets pass for all missing pairs, the
-group gets a new epoch at the end of a group call without an op in flight. Links that broke repeatedly
+to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. Once all missing pairs can connect, the
+group gets a new epoch at the end of a group call without ops in flight. Links that broke repeatedly
 (`Group.unreliable`) are not tried.
 
 Stages of a view change, as in view-synchronous membership:
@@ -20,10 +20,10 @@ Stages of a view change, as in view-synchronous membership:
     prepare   the peers of the next view make missing links and answer
     install   the view is installed, and ops start in it
 
-    1  View numbers only grow. A loss during a change repeats the needed stages.
-    2  Groups change one by one. The *epoch* of a ring is the view of its last change; ops carry it.
-    3  A small group links all pairs. If all links stand it is a mesh, and ops may use the direct algorithm
-       (`Install.is_meshed`) up to a size that follows from the speeds of the links (`direct_limit`).
+    1  View numbers only increase. After a loss during a change, the necessary stages are repeated.
+    2  Each group changes by itself. A ring's *epoch* is the view of its last change, and is part of each op's name.
+    3  A small group links all pairs. If all links are up it is a mesh, and ops may use the direct algorithm
+       (`Install.is_meshed`) up to a size derived from the speeds of the links (`direct_limit`).
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Leadership:
         quorum_views: Sequence[QuorumView] = (),
         has_rivals: bool = False,
     ) -> None:
-        """`in_force` and `possible` are the views that are, or may be, in force from a master before this one."""
+        """`in_force` and `possible` are earlier masters' views that are or may be in force."""
         self.deposed = ""
         self.has_rivals = has_rivals
         self.evicted: set[int] = set()
         self._state = state
         self._in_force = in_force
         self._possible = list(possible)
-        """Other views that may be in force, until this master has put one of its own in force."""
+        """Other views that may be in force, until this master has installed a view of its own."""
         self._quorum_views = list(quorum_views)
         self._parted: set[int] = set()
-        """Peers of the view in force that are not expected back: they have left, or were evicted."""
+        """Peers of the view in force that will not return, because they have left or were evicted."""
 
     @property
     def has_begun(self) -> bool:
@@ -77,11 +77,11 @@ class Leadership:
         return RunRecord(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s)
 
     def prepare(self, listed: Collection[int]) -> RunRecord:
-        """Return the record that must be kept before a view of these peers is announced."""
+        """Return the record that must be stored before a view of these peers is announced."""
         if listed:
             return self.record([RecordedView.of(self._state.view, listed)])
         if self._in_force is not None:
-            # A peer that lost its connection, not its right to be here, may come back to the end of the run.
+            # A peer that only lost its connection may return and learn that the run has ended.
             self._in_force = RecordedView(self._in_force.view, self._in_force.peers - self._parted)
         self._possible.clear()
         return self.record(is_over=True)
@@ -95,13 +95,13 @@ class Leadership:
         self._quorum_views = [QuorumView(len(accepted), frozenset(accepted))] if accepted else []
 
     def is_known_to_enough(self, unaware: Collection[int]) -> bool:
-        """Whether rule 4 lets a view come into force. `unaware` are the peers that have not answered it."""
+        """Return whether rule 4 allows a view to be installed. `unaware` are the peers that have not answered it."""
         return not unaware or all(
             view.lost + len(view.here.intersection(unaware)) < majority(view.size) for view in self._quorum_views
         )
 
     def is_final_without(self, peer: int) -> bool:
-        """Whether a view without this peer is installed, or no peer is left to install one (rule 5)."""
+        """Return whether a view without this peer is installed, or no peer is left to install one (rule 5)."""
         views = [self._in_force] if self._in_force is not None else []
         return not self._state.accepted_count or all(peer not in view.peers for view in [*views, *self._possible])
 
@@ -118,8 +118,8 @@ class Leadership:
                 view.size -= is_leaving
                 if self.has_rivals and view.lost >= majority(view.size) and not is_leaving:
                     self.deposed = (
-                        f"{view.lost} of the {view.size} peers of view {self._state.installed_view} are lost, and may "
-                        f"be following another master"
+                        f"{view.lost} of the {view.size} peers of view {self._state.installed_view} are lost and may "
+                        f"follow another master"
                     )
 
 
@@ -158,7 +158,7 @@ class MissingLinks:
             retry.works = False
 
     def may_stand(self, group: Group) -> bool:
-        """Whether the group would be a mesh in a new epoch, by the last tries (rule 2)."""
+        """Return whether the group would be a mesh in a new epoch, according to the last tries."""
         return bool(
             group.running
             and _is_small(group)
@@ -187,9 +187,9 @@ class MissingLinks:
         for other in self._asked.pop(member.peer, ()):
             retry = self._retries.get((other, member.peer))
             if retry is None:
-                continue  # one of the two is gone, or the link stands
+                continue  # one of the two is gone, or the link is up
             if not retry.works and other not in failed:
-                text = f"peers {(other, member.peer)} have no link and can connect by now; the next group call makes it"
+                text = f"peers {(other, member.peer)} have no link but can connect now; the next group call makes it"
                 self._state.log("info", text, {**member.about, "other": other})
             retry.works = other not in failed
 
@@ -203,7 +203,7 @@ class MissingLinks:
 
 
 class ViewStages:
-    """The change of one run to its next view."""
+    """The stages of a run's change to its next view."""
 
     def __init__(
         self,
@@ -263,9 +263,9 @@ class ViewStages:
         change.unaware = set(listed) - affected
         self._announce(listed, relink)
         state.introduced = set(listed)
-        # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
-        # (after a further loss) has no such op open any more.
-        self._liveness.suspect_cut()  # peers that make their links again are not observers
+        # The verdicts are kept until the install: a newcomer has none of these ops, and a peer that receives the
+        # verdicts twice (after a further loss) has already ended them.
+        self._liveness.suspect_cut()  # peers that are making their links again are not observers
 
     def _take_in(self, peers: Iterable[int]) -> None:
         state = self._state
@@ -274,7 +274,7 @@ class ViewStages:
             newcomers.setdefault(state.members[peer].hello.group, []).append(peer)
         for number, found in newcomers.items():
             group = state.groups.setdefault(number, Group(number))
-            # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
+            # Newcomers are admitted by update_topology, during which no op is in flight, or into an empty run.
             group.running = False
             group.ledger = Ledger(())
             group.votes.clear()

@@ -1,4 +1,4 @@
-"""Effects of a peer's machine for its connections, engine, links and callers, and the outbox that collects them."""
+"""Effects of a peer's machine on its connections, engine, links and callers, and the outbox that collects them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class SubmitOp:
     rank: int
     world_size: int
     links: tuple[int, ...]
-    """Link to each rank; 0 for this peer and for a missing link."""
+    """The link to each rank; 0 for this peer itself and for a missing link."""
     is_meshed: bool
     is_mutual: bool
-    """Whether its participants complete it without the master (`completion`): engines notify each other, and
+    """Whether its participants complete it without the master (`completion`): the engines notify each other, and
     `op_completed` reports that all are done."""
     ring: tuple[int, ...] = field(default=(), compare=False)
     direct_limit: int = UNKNOWN
@@ -53,7 +53,7 @@ class FreezeOp:
 
 @dataclass(frozen=True)
 class EndOp:
-    """Give the verdict to the engine, then call `op_ended`."""
+    """Pass the verdict to the engine, then call `op_ended`."""
 
     op: int
     commit: bool
@@ -68,7 +68,7 @@ class ForgetOp:
 
 @dataclass(frozen=True)
 class ForgetUnlaunched:
-    """Drop uses of a tag that ended before they were made here. They are never submitted."""
+    """Drop uses of a tag that ended before this peer launched them. They are never submitted."""
 
     epoch: int
     tag: int
@@ -95,7 +95,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class MakeLink:
-    """Make a link of `connections` connections: dial `member`, or expect it to dial.
+    """Make a link with this number of connections: dial `member`, or wait until it dials.
 
     Report each connection with `link_connected`. Report `link_failed` if some are missing after `timeout_s`, or if no
     dialled connection gets an answer within `reach_s`.
@@ -112,9 +112,9 @@ class MakeLink:
 
 @dataclass(frozen=True)
 class AddConnections:
-    """Dial `member` for more connections of a link that stands, and report each with `link_connected`.
+    """Dial `member` to add connections to an established link, and report each with `link_connected`.
 
-    A replacement that fails is retried until the link is closed.
+    Retry a failed replacement until the link is closed.
     """
 
     link: int
@@ -140,7 +140,7 @@ class CloseLink:
 
 @dataclass(frozen=True)
 class RunSync:
-    """Take part in a shared-state transfer; call `sync_ended` if there is something to fetch."""
+    """Take part in a shared-state transfer. If this peer has to fetch, call `sync_ended` at the end."""
 
     plan: m.SyncPlan
     donors: list[m.PeerInfo]
@@ -157,14 +157,14 @@ class ProbedLink:
     member: m.PeerInfo
     is_inbound: bool
     connections: int
-    """Number of connections of the link, present or planned."""
+    """Number of connections of the link, existing or planned."""
 
 
 @dataclass(frozen=True)
 class Installed:
     view: View
     lost: list[tuple[int, str]]
-    """Peers of the previous view that this one lacks, each with the reason."""
+    """Lost peers of the previous view, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class PeerLog:
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
     link: int = 0
-    """Link that the line concerns, else 0. Such a line is logged with a delay, and dropped if the link closes first."""
+    """The link that the line is about, or 0. Such a line is delayed, and dropped if the link closes first."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class StartEngine:
 class KeepHeartbeats:
     """Exchange heartbeats with the master over a separate connection, and reconnect it when it closes.
 
-    Call `master_lost` after `timeout_s` of silence. Ends with the next KeepHeartbeats or SeekMaster.
+    Call `master_lost` after `timeout_s` of silence. The next KeepHeartbeats or SeekMaster ends this one.
     """
 
     timeout_s: float
@@ -203,9 +203,9 @@ class KeepHeartbeats:
 
 @dataclass(frozen=True)
 class SeekMaster:
-    """Close the control connection and connect to a master, the same or another.
+    """Close the control connection and connect to the same or another master.
 
-    Send the message that `resume()` returns, else Hello. Call `give_up` if the search fails.
+    Send the message that `resume()` returns, or Hello if it returns None. Call `give_up` if the search fails.
     """
 
     reason: str
@@ -237,10 +237,10 @@ Effect = (
 
 
 class Outbox:
-    """Effects of one peer in order, and its reports to the master.
+    """Collects one peer's effects in order, and its reports to the master.
 
-    Messages for an absent master are dropped: their content is state of the other parts, repeated to the next master.
-    Reports of one batch of events are combined into one message.
+    Messages to an absent master are dropped, because the other parts keep their content as state and repeat it to the
+    next master. Reports from one batch of events are combined into one message.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class Outbox:
             self._effects.append(ToMaster(message))
 
     def answer(self, message: m.FromPeer) -> None:
-        """Answer a master, also one that does not lead yet."""
+        """Answer a master, even if it does not lead yet."""
         self._effects.append(ToMaster(message))
 
     def report_ops_of(self, epoch: int) -> None:

@@ -1,7 +1,7 @@
-"""Group calls of one peer: the current one, the queue, and the last outcome of each kind.
+"""One peer's group calls: the current one, the queue, and the last outcome of each kind.
 
-All peers of a group, or of the run, make a group call together. A peer is in one at a time. The last outcomes are kept
-for the next master, which repeats them to peers that lack them.
+All peers of a group or of the run make a group call together. A peer can be in only one at a time. It keeps the last
+outcomes for the next master, which sends them to peers that lack them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pccl.types import Result, SharedStateSyncStrategy
 
 
 def in_flight(tags: Sequence[int]) -> str:
-    """Return the error text for a call that open ops prevent."""
+    """Return the error text for a call that is refused because of open ops."""
     return f"ops with tags {list(tags[:10])} are in flight; wait for their handles first"
 
 
@@ -31,14 +31,14 @@ class _Call:
     kind: str
     offer: m.SyncOffer | None
     held: m.SyncOffer | None = None
-    """The offer when the plan arrived."""
+    """The offer at the time when the plan arrived."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
     """Whether the plan's data has arrived."""
 
     def current_offer(self) -> m.SyncOffer | None:
-        """Return the present offer. It differs from the caller's once a transfer under an earlier master has
+        """Return the present offer. It differs from the caller's after a transfer under an earlier master has
         overwritten the state."""
         offer, plan = self.offer, self.plan
         if offer is None or plan is None:
@@ -60,7 +60,7 @@ class GroupCalls:
         self._waiting: deque[_Call] = deque()
         self._outcomes: dict[str, m.GroupCallOutcome] = {}
         self._admission: int | None = None
-        """The last update_topology whose view was installed before its result arrived."""
+        """The last update_topology whose view was installed before its own result arrived."""
         self.joined_after = 0
         """Number of the last group call that ended before this peer was accepted."""
         self.synced: tuple[int, int] | None = None
@@ -72,7 +72,7 @@ class GroupCalls:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether the current call allows no op in flight."""
+        """Whether the current call forbids ops in flight."""
         return self._call is not None and self._call.kind in Kind.EXCLUSIVE
 
     @property
@@ -80,7 +80,7 @@ class GroupCalls:
         return list(self._outcomes.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
-        """Enter a call, after those already entered. It ends with a CallResult."""
+        """Enter a call after those already queued. It ends with a CallResult."""
         self._waiting.append(_Call(call, kind, offer))
         self._enter_next()
 
@@ -116,7 +116,7 @@ class GroupCalls:
     def on_result(self, message: m.GroupCallResult) -> None:
         call = self._call
         if call is None or call.call != message.call:
-            raise ProtocolError(f"the result of group call {message.call}, which is not under way")
+            raise ProtocolError(f"the result of group call {message.call}, which is not in progress")
         if message.code != Result.SUCCESS and message.code not in m.FAILURES:
             raise ProtocolError(f"the result of a group call with code {message.code}")
         self._call = None
@@ -140,7 +140,7 @@ class GroupCalls:
             call.is_fetched = success
 
     def admitted(self, call_number: int) -> None:
-        """Note that group call `call_number` installed a view with newcomers."""
+        """Record that group call `call_number` installed a view with newcomers."""
         self._outcomes[Kind.UPDATE_TOPOLOGY] = m.GroupCallOutcome(
             Kind.UPDATE_TOPOLOGY, call_number, Result.SUCCESS, "", 0
         )

@@ -1,21 +1,21 @@
-"""Links of one peer with the others of its ring: made for a view, grown, replaced, lost.
+"""Links between one peer and the others of its ring: how they are made for a view, grown, replaced and lost.
 
-A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
-belong to it. The peer with the higher number (accepted later) dials. Link numbers are local to peer and engine.
+A link is identified by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
+belong to it. The peer with the higher number (accepted later) dials. Link numbers are local to the peer and its engine.
 
-*Connections.* The dialer replaces a lost connection. Where the caller leaves their number open, the dialer gives a far
-link with loss-based congestion control more from the start, and either end doubles them while TCP windows limit the
-link (the bandwidth-delay product is unknown in advance), or quadruples them while losses limit it on a path that is not
-full (`native/src/growth.h`). With several engine threads each connection belongs to one thread by its
-index, on both sides; every link begins with one for each, a lost one is replaced in its thread, and each thread grows
+*Connections.* The dialer replaces a lost connection. Unless the caller fixes their number, the dialer gives a distant
+link with loss-based congestion control more connections from the start. Either end doubles them while TCP windows limit
+the link (the bandwidth-delay product is unknown in advance), and quadruples them while losses limit it on a path that
+is not full (`native/src/growth.h`). With several engine threads, a connection's index assigns it to one thread on both
+sides. Every link begins with a connection for each thread, a lost one is replaced in its thread, and each thread grows
 its own connections.
 
-A link without connections is lost. The other end may notice later, and still dial for it; such connections are refused,
-until the next view makes the link again.
+A link without connections is lost. If the other end notices later and still dials, its connections are refused until
+the next view remakes the link.
 
-*Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then made again.
+*Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then remade.
 The other half bounds that attempt, so a dead path is known after one peer timeout, like a silent peer. Only the dialer
-can tell that the path is dead; the other end waits longer, because the dialer's process may merely be busy.
+can detect that the path is dead; the other end waits longer, because the dialer's process may merely be busy.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outb
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout that a link may be silent, and that the attempt to make it again may then take."""
+"""Share of the peer timeout for which a link may be silent, and that the attempt to remake it may then take."""
 LINK_TIMEOUTS = 2.0
-"""Peer timeouts that making a link may take; `LINK_TIMEOUT_S_MIN` at least."""
+"""Peer timeouts that making a link may take, but at least `LINK_TIMEOUT_S_MIN`."""
 LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
 GROWN_CONNECTIONS_MAX = 16
-"""Largest number of connections of a link that windows limit."""
+"""Largest number of connections of a link that is limited by windows."""
 START_CONNECTIONS = 32
-"""Connections of all far links to begin with, where they ask for them (`native/src/growth.h`)."""
+"""Initial connections of all distant links together, if these request them (`native/src/growth.h`)."""
 LOSSY_CONNECTIONS_MAX = 128
-"""Largest number of connections of all links that losses limit. Each link may have `GROWN_CONNECTIONS_MAX` in any case,
-and `LINK_CONNECTIONS_MAX` at most."""
+"""Largest number of connections of all links limited by losses. Each link may always have `GROWN_CONNECTIONS_MAX`, but
+at most `LINK_CONNECTIONS_MAX`."""
 LOSSY_GROWTH = 3
-"""Connections added for each that losses limit."""
+"""Connections added for each existing one if losses limit the link."""
 PROBE_CONNECTIONS_MIN = 4
-"""Connections of a measurement where links may grow, so that it is not limited by a window that ops outgrow."""
+"""Connections of a measurement if links may grow, so that no window limits it that ops would outgrow."""
 GRACE_S = 0.5
-"""Seconds that the other end may lag behind in making a link."""
+"""Seconds by which the other end may lag behind in making a link."""
 
 
 class Limit(Enum):
-    """What holds back a link (`native/src/growth.h`)."""
+    """What limits a link (`native/src/growth.h`)."""
 
     WINDOWS = auto()
     START = auto()
@@ -59,9 +59,9 @@ class Limit(Enum):
 
 
 CAUSES = {
-    Limit.WINDOWS: "windows hold back",
+    Limit.WINDOWS: "TCP windows limit",
     Limit.START: "a long round trip slows",
-    Limit.LOSS: "losses hold back",
+    Limit.LOSS: "losses limit",
 }
 
 
@@ -75,13 +75,13 @@ class _Link:
     dial: bool
     connected: int = 0
     is_up: bool = False
-    """Whether all of them stand. Then more may be added, and any but the last may break."""
+    """Whether all of them are established. From then on more may be added, and any but the last may break."""
     lost_early: list[int] = field(default_factory=list)
-    """Engine threads of connections lost before."""
+    """Engine threads whose connections were lost before the link was up."""
     started_early: set[int] = field(default_factory=set)
-    """Engine threads that asked for their start before."""
+    """Engine threads that requested initial connections (`Limit.START`) before the link was up."""
     extras: dict[int, int] = field(default_factory=dict)
-    """Connections dialled beyond those, by engine thread."""
+    """Connections dialled beyond `connections`, by engine thread."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Target:
 
 class Links:
     def __init__(self, outbox: Outbox, connections: int, may_grow: bool) -> None:
-        """`connections` is the initial number per link, which `may_grow`."""
+        """`connections` is the initial number per link; it increases later if `may_grow`."""
         self.may_grow = may_grow
         self.engine_threads = 1
         self.peer_timeout_s = 0.0
@@ -122,7 +122,7 @@ class Links:
         return link.link if link is not None else 0
 
     def peer_at(self, link: int) -> int | None:
-        """Return the peer at the other end; None once the link is closed."""
+        """Return the peer at the other end, or None once the link is closed."""
         found = self._find(link)
         return found.peer if found is not None else None
 
@@ -131,7 +131,7 @@ class Links:
         return link is not None and link.is_up
 
     def connections_to(self, member: m.PeerInfo) -> int:
-        """Return the number of connections of the link with this peer, present or planned."""
+        """Return the number of connections of the link with this peer, existing or planned."""
         link = self._links.get(member.peer)
         count = max(self._begun_with(member), link.connected if link is not None else 0)
         return max(count, PROBE_CONNECTIONS_MIN) if self.may_grow else count
@@ -149,7 +149,7 @@ class Links:
     # Views.
 
     def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.PeerInfo]) -> None:
-        """Take a prepared view as the target of links. `members` are the peers of all groups."""
+        """Make a prepared view the target for links. `members` are the peers of all groups."""
         self._target = _Target(view, ring, is_open=True)
         self._members = members
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in members}
@@ -169,7 +169,7 @@ class Links:
                 self._make(peer, self._target.view, dial, is_urgent=peer in relinked, is_needed=is_needed)
 
     def readiness(self) -> m.LinksReady | None:
-        """Return the answer to Prepare, once every link of the view stands or has failed; None before."""
+        """Return the answer to Prepare, or None until every link of the view is up or has failed."""
         target = self._target
         for peer in linked_peers(target.ring, self._own):
             if peer not in target.failed and not self.stands(peer):
@@ -180,7 +180,7 @@ class Links:
         return m.LinksReady(target.view, failed, missing)
 
     def installed(self) -> None:
-        """Note that the prepared view is installed."""
+        """Record that the prepared view is installed."""
         self._target.is_open = False
 
     def close(self) -> None:
@@ -189,10 +189,10 @@ class Links:
             self._drop(peer)
         self._target = _Target()
 
-    # Reports of the engine and the dialers.
+    # Reports from the engine and the dialers.
 
     def lost(self, link: int, reason: str) -> m.LinkLost | None:
-        """Note that a link broke. Return the message to the master, if one is needed."""
+        """Record that a link broke. Return the message to the master, if one is needed."""
         found = self._find(link)
         if found is None:
             return None
@@ -201,12 +201,12 @@ class Links:
             return None
         lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX])
         self._broken[found.peer] = lost
-        # The master answers with another Prepare, unless the group may go on without this link.
+        # The master answers with another Prepare, unless the group can continue without this link.
         self._give_up(found.peer, reason)
         return lost
 
     def connected(self, link: int) -> bool:
-        """Count one more connection of a link. Return whether to hand it to the engine; close it otherwise."""
+        """Count a new connection of a link. Return whether to pass it to the engine; otherwise close it."""
         found = self._find(link)
         if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
@@ -220,11 +220,11 @@ class Links:
         return True
 
     def connection_lost(self, link: int, reason: str, thread: int = 0) -> None:
-        """Note that a connection of a link broke, and replace it."""
+        """Replace a broken connection of a link."""
         found = self._find(link)
         if found is None:
             return
-        text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
+        text = f"the link with peer {found.peer} continues with one connection fewer: {reason}"
         self._outbox.emit(PeerLog("warning", text, {"other": found.peer}, link))
         if found.is_up:
             self._replace(found, thread)
@@ -242,7 +242,7 @@ class Links:
             return
         count = self._growth(found, limit)
         if count > 0:
-            text = f"{CAUSES[limit]} the link with peer {found.peer}: {count} connections more than {found.connected}"
+            text = f"{CAUSES[limit]} the link with peer {found.peer}: adding {count} connections to {found.connected}"
             self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
             self._add(found, thread, count, is_replacement=False)
 
@@ -253,12 +253,12 @@ class Links:
         by_loss = limit is Limit.LOSS
         most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         factor = LOSSY_GROWTH if by_loss else 1
-        # Both ends may add at once, and what goes beyond the limit is refused.
+        # Both ends may add connections at the same time; those beyond the limit are refused.
         room = (LINK_CONNECTIONS_MAX - link.connected + link.dial) // 2
         return min(factor * link.connected // self.engine_threads, most - link.connected, room)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
-        """Note that a link could not be made. Return the message to the master, if one is needed."""
+        """Record that a link could not be made. Return the message to the master, if one is needed."""
         found = self._find(link)
         if found is None or found.is_up:
             return None
@@ -267,7 +267,7 @@ class Links:
         if not target.is_open or not self._is_wanted(found.peer):
             return None
         if found.made_in < target.view:
-            # Begun under an earlier Prepare: the other side may have started again since.
+            # Begun under an earlier Prepare: the other side may have started over since.
             self._make(found.peer, target.view, dial=self._own > found.peer)
             return None
         self._give_up(found.peer, reason)
@@ -287,7 +287,7 @@ class Links:
         if link is None and lost is not None and lost.made_in == made_in:
             return f"the link with peer {peer} of view {made_in} was lost here"
         if link is None or link.made_in < made_in:
-            # The dialer has dropped the link that stands here; the dialer decides.
+            # The dialer has dropped the link that is still up here, and the dialer decides.
             self._drop(peer)
             link = self._make(peer, made_in, dial=False)
         if link.connected >= LINK_CONNECTIONS_MAX:
@@ -312,7 +312,7 @@ class Links:
         return max(self._connections, member.connections, self.engine_threads)
 
     def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
-        """Begin to make a link. `is_urgent`: it broke before. The group can do without one that is not needed."""
+        """Begin to make a link. `is_urgent`: it broke before. `is_needed`: the group cannot run without it."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
         reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)
@@ -350,7 +350,7 @@ class Links:
 
 
 Link = tuple[int, bool]
-"""The other peer, and whether it sends."""
+"""The other peer, and whether that peer sends."""
 
 
 class Measurements:
@@ -368,7 +368,7 @@ class Measurements:
             self._found.pop(link, None)
 
     def keep(self, peers: Collection[int]) -> None:
-        """Forget the links with all peers but these."""
+        """Forget the links with all other peers."""
         self._found = {link: metric for link, metric in self._found.items() if link[0] in peers}
 
     def aged(self, now: float) -> list[tuple[LinkMetric, int]]:

@@ -1,18 +1,18 @@
-"""The peer's side of the control plane: one peer of one run, from Hello to its end.
+"""The state machine of one peer in one run, from Hello to the end of its session.
 
-Events arrive as method calls: messages of the master, calls of the user, reports of the engine and of the dialers.
-Effects collect until `drain()`, so that a batch of events costs one message to the master where possible. `Ops`,
-`Links` and `GroupCalls` decide their own parts; this module decides views, terms and masters.
+Events arrive as method calls: messages from the master, calls by the user, reports from the engine and the dialers.
+Effects accumulate until `drain()`, so that a batch of events costs one message to the master where possible. `Ops`,
+`Links` and `GroupCalls` decide their own parts; this module handles views, terms and masters.
 
-When the master dies, ops continue and calls wait. Messages to the master are dropped; their content is kept as state:
-ops that are done, ops that failed here, broken links, the group call in progress. `SeekMaster` requests another master.
-That master receives the peer's recovery report (Vote, see `recovery_report`), and once it leads (Resumed) the peer
-repeats its state. The terms are those of Raft and Viewstamped Replication:
+When the master dies, ops continue and calls wait. Messages to the master are dropped, but their content is kept as
+state: ops that are done or failed here, broken links, the group call in progress. `SeekMaster` requests another master.
+That master receives the peer's recovery report (Vote, see `recovery_report`). Once it leads (Resumed), the peer repeats
+its state. Terms work as in Raft and Viewstamped Replication:
 
-    1  A peer follows no lower term than its own, so two masters never both receive new events.
+    1  A peer follows no master with a term below its own, so two masters never both receive new events.
     2  It reports verdicts that other peers may not have received (`KnownVerdicts`).
-    3  Only a master that knows the run's secret can dismiss a peer. Each peer receives the secret in Welcome and
-       reports it to the masters that it follows. Any process may answer at a dead master's address.
+    3  Only a master that knows the run's secret can dismiss a peer, because any process may answer at a dead master's
+       address. Each peer receives the secret in Welcome and reports it to the masters that it follows.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from pccl.types import Result
 
 class Peer:
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
-        """`connections` is the initial number per link, which `may_grow`. A peer ends with its master unless it
-        `outlives_masters`."""
+        """`connections` is the initial number per link; it increases later if `may_grow`. A peer ends with its master
+        unless it `outlives_masters`."""
         self.site = ""
         self.site_size = 0
         self.outlives_masters = outlives_masters
         self.obstacle = ""
-        """Why the master delays the admission of this peer; empty if it only waits for the other peers."""
+        """Why the master delays this peer's admission; empty if it only waits for the other peers."""
         self.term = 0
         self.group = group
         self.connections = connections
         self.peer = 0
         self.run = ""
         self.peer_timeout_s = 0.0
-        """Seconds of silence after which a peer counts as lost, as in Welcome; 0 before Welcome."""
+        """Seconds of silence after which a peer counts as lost; 0 before Welcome, which contains it."""
         self.engine_threads = 1
         self.view: View | None = None
         self._secret = b""
@@ -83,7 +83,7 @@ class Peer:
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
         self._calls = GroupCalls(self._outbox, self.ops)
-        # Direct references: a forwarding method would cost a small op one more Python call.
+        # Direct references, because a forwarding method would cost a small op another Python call.
         self.deadline, self.tick = self.ops.deadline, self.ops.tick
         self.launch, self.cancel, self.expedite = self.ops.launch, self.ops.cancel, self.ops.expedite
         self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
@@ -101,12 +101,12 @@ class Peer:
 
     @property
     def is_led(self) -> bool:
-        """Whether a master receives this peer's messages. True before the first one, too."""
+        """Whether a master receives this peer's messages. Also true before the first master."""
         return self._outbox.is_led
 
     @property
     def is_optimizing(self) -> bool:
-        """Whether an optimize_topology is in progress: other peers may measure their links with this one."""
+        """Whether an optimize_topology is in progress, so that other peers may measure their links with this one."""
         return self._calls.kind == Kind.OPTIMIZE_TOPOLOGY
 
     def name_of(self, peer: int) -> str:
@@ -114,7 +114,7 @@ class Peer:
 
     @property
     def _has_had_masters(self) -> bool:
-        """Whether earlier masters may have sent what this one sends again."""
+        """Whether earlier masters may already have sent what this one sends."""
         return self.term > 1
 
     # Ops.
@@ -173,7 +173,7 @@ class Peer:
             self._answer_prepare()
 
     def link_connected(self, link: int) -> bool:
-        """Count one more connection of a link. Return whether to hand it to the engine; close it otherwise."""
+        """Count a new connection of a link. Return whether to pass it to the engine; otherwise close it."""
         is_wanted = self.links.connected(link)
         self._answer_prepare()
         return is_wanted
@@ -186,13 +186,13 @@ class Peer:
             self._outbox.send(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
-        """Return the link number of an incoming connection, a refusal, or None: retry after the master's next message,
-        which may introduce the peer."""
+        """Return the link number of an incoming connection, the reason of a refusal, or None. None means: ask again
+        after the master's next message, which may introduce the peer."""
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
         for _, reason in failed[:1] if self.view is None else ():
-            self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
+            self.obstacle = f"this peer was evicted before because its links failed, and they still fail: {reason}"
             self._outbox.emit(PeerLog("warning", self.obstacle))
         self._outbox.send(m.Tried([(peer, reason[: m.REASON_CHARACTERS_MAX]) for peer, reason in failed]))
 
@@ -226,7 +226,7 @@ class Peer:
     # Masters.
 
     def received(self, message: m.FromMaster) -> None:
-        """Handle a message. Raises ProtocolError if it is not valid here; the runtime then calls `master_lost`."""
+        """Handle a message. Raises ProtocolError if it is invalid now; the runtime then calls `master_lost`."""
         if self.is_over:
             return
         if not self.is_led and type(message) not in self._BEFORE_LEADERSHIP:
@@ -234,7 +234,7 @@ class Peer:
         self._HANDLERS[type(message)](self, message)
 
     def master_lost(self, reason: str) -> None:
-        """Note that the control connection broke or the master is silent."""
+        """Handle a broken control connection or a silent master."""
         if self.is_over:
             return
         if not self.outlives_masters:
@@ -242,7 +242,7 @@ class Peer:
             return
         if self.is_led:
             self._outbox.is_led = False
-            self._outbox.emit(PeerLog("warning", f"{reason}; looking for a master"))
+            self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
         self._outbox.emit(SeekMaster(reason))
@@ -254,9 +254,9 @@ class Peer:
         session: bytes = b"",
         master_timeout_s: float = MASTER_TIMEOUT_S,
     ) -> m.Resume | None:
-        """Return the first message to the next master, or None if that is Hello.
+        """Return the first message to the next master, or None for Hello.
 
-        `masters` is the number of master addresses, `session` the key of the new session.
+        `masters` is the number of master addresses, `session` the new session's key.
         """
         if not self.peer:
             return None
@@ -310,7 +310,7 @@ class Peer:
 
     def _on_vote_request(self, message: m.VoteRequest) -> None:
         if self.is_led or message.term <= self.term:
-            raise ProtocolError(f"it would lead in term {message.term}; this peer follows one in term {self.term}")
+            raise ProtocolError(f"it asks to lead in term {message.term}, but this peer is in term {self.term} already")
         self.term = message.term
         self._outbox.answer(m.Vote(self.term, self._recovery_report()))
 
@@ -347,7 +347,7 @@ class Peer:
 
     def _on_resumed(self, message: m.Resumed) -> None:
         if self.is_led or message.term != self.term:
-            raise ProtocolError(f"it leads in term {message.term}; this peer follows one in term {self.term}")
+            raise ProtocolError(f"it leads in term {message.term}, but this peer is in term {self.term}")
         self._note_timeout(message.peer_timeout_s)
         self._outbox.is_led = True
         self.views.rule_out_all_but(message.in_force)
@@ -388,7 +388,7 @@ class Peer:
             self._flush = None
 
     def _on_prepare(self, message: m.Prepare) -> None:
-        """Prepare the next view: settle the ops that it ends and make the links that it needs."""
+        """Prepare the next view: end the ops that it decides and make the links that it needs."""
         if message.view <= self.views.last:
             raise ProtocolError(f"Prepare of view {message.view} after {self.views.last}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)

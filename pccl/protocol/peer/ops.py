@@ -1,13 +1,12 @@
-"""Ops of one peer: launched by its callers, run by its engine, ended by verdicts.
+"""One peer's ops: launched by its callers, run by its engine, and ended by verdicts.
 
-An op starts in the installed view, under the epoch, the tag and its use count, and goes through the states of `op`.
-Its verdict comes from the master, or from all participants having completed it (`completion`). A view that changes the
-ring ends every op that has started. Ops that a flush ends return once the view is installed, so their callers then see
-the new world size.
+An op starts in the installed view, is identified by epoch, tag and use count, and goes through the states of `OpState`.
+The master decides its verdict, or all participants commit it once they have completed it (`completion`). A view that
+changes the ring ends every op that has started. Ops ended by a flush return only when the view is installed, so that
+their callers then see the new world size.
 
-The fast path runs ops without this module where only one course is possible: `plain_start` returns the submission, and
-the fast path reports each op later, before any other event, as running (`handed_over`) or committed
-(`fast_completed`).
+The fast path runs ops without this module if they can only take one course: `plain_start` returns the submission.
+Before any other event, the fast path reports each op as running (`handed_over`) or committed (`fast_completed`).
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ class Ops:
         self._outbox = outbox
         self._link_to = link_to
         self._plain: tuple[View, tuple[int, ...], SubmitOp | None] | None = None
-        """A view, the links to its peers, and the plain start that follows from them."""
+        """A view, the links to its peers, and the resulting plain start."""
         self._is_blocked = is_blocked
         self._view: View | None = None
         self.is_running = False
         self.is_frozen = False
         self.has_committed = False
-        """Whether this peer has committed ops of the epoch by itself."""
+        """Whether this peer has committed ops of this epoch by itself."""
         self._is_full = False
-        """Whether starts wait for the next epoch because too many tags were used in this one."""
+        """Whether ops wait for the next epoch because this one has used too many tags."""
         self._ops: dict[int, Op] = {}
         self._queued: deque[Op] = deque()
         self._undecided: dict[OpRef, Op] = {}
@@ -63,12 +62,12 @@ class Ops:
         self.known_verdicts = KnownVerdicts()
         self._settled: set[OpRef] = set()
 
-    # What callers do.
+    # The interface for callers.
 
     def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
-        """Launch an op, at once or when ops may start. It ends with an OpResult.
+        """Launch an op, immediately or once ops may start. It ends with an OpResult.
 
-        `pair` makes it a point-to-point op: the other peer, and whether this one sends.
+        `pair` makes it a point-to-point op; it holds the other peer and whether this one sends.
         """
         assert op not in self._ops
         if self._outbox.is_closed:
@@ -81,7 +80,7 @@ class Ops:
             self._queued.append(entry)
 
     def cancel(self, op: int, code: Result, reason: str) -> None:
-        """Abort an op on all peers for its caller, unless it has been committed."""
+        """Abort an op on all peers for its caller, unless it is already committed."""
         entry = self._ops.get(op)
         if entry is None or self._outbox.is_closed:
             return
@@ -99,7 +98,7 @@ class Ops:
                 self._report_failure(entry)
 
     def expedite(self, op: int) -> bool:
-        """Report a known verdict before the next view is installed. Return False if none is known."""
+        """Report an op's verdict without waiting for the next view. Return False if there is no verdict yet."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is None:
             return False
@@ -108,7 +107,7 @@ class Ops:
 
     def plain_start(self) -> SubmitOp | None:
         """Return the submission of an op of the whole group without its number, tag and use count (`pair_start` turns
-        it into one of two peers). None if such an op could take another course."""
+        it into a point-to-point op). Return None if such an op could take another course."""
         view = self._view
         if view is None or not self._may_start or len(view.ring) < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -123,7 +122,7 @@ class Ops:
         return self.uses.made(tag)
 
     def handed_over(self, op: int, tag: int, sequence: int, now: float, pair: tuple[int, bool] | None = None) -> None:
-        """Take over a running op that was started by `plain_start`. `pair` as in `launch`."""
+        """Take over a running op that the fast path started with `plain_start`. `pair` is as in `launch`."""
         assert self._view is not None
         assert self.is_running
         entry = self._ops[op] = Op(op, tag, now, pair, world_size=self._view.world_size, is_mutual=True)
@@ -132,7 +131,7 @@ class Ops:
         self._submit(entry, ref)
 
     def fast_completed(self, tag: int, sequence: int) -> None:
-        """Note the commit of an op started by `plain_start`. `tag` is the participants' tag."""
+        """Record the commit of an op that the fast path started. `tag` is the tag that the participants share."""
         self.has_committed = True
         ref = self.uses.make(tag)
         assert ref.sequence == sequence
@@ -195,7 +194,7 @@ class Ops:
             self._start(self._queued.popleft())
 
     def _start(self, op: Op) -> None:
-        """Submit an op to the engine, end it at once if its verdict is known, or queue it for a new epoch."""
+        """Submit an op to the engine, end it if its verdict is already known, or queue it for a new epoch."""
         view = self._view
         assert view is not None
         op.world_size = view.world_size
@@ -229,7 +228,7 @@ class Ops:
         self._undecided[ref] = op
 
     def master_lost(self) -> None:
-        """Start ops that waited for a new epoch: none will come soon."""
+        """Start ops that waited for a new epoch, because without a master none will begin soon."""
         self._is_full = False
         self.start_queued()
 
@@ -252,12 +251,12 @@ class Ops:
         assert op.ref is not None
         del self._undecided[op.ref]
         self.known_verdicts.commit(op.ref)
-        # Before the result: afterwards the engine must not restore the input.
+        # Emitted before the result, because afterwards the engine must not restore the input.
         self._outbox.emit(ForgetOp(op.op))
         self._finish(op, Result.SUCCESS, "")
 
     def _release(self, op: Op) -> None:
-        """End an op with a known verdict that the engine has released."""
+        """End an op whose verdict is known and which the engine has released."""
         assert op.verdict is not None
         if op.awaits_view:
             op.move(OpState.HELD)
@@ -281,10 +280,10 @@ class Ops:
         may_be_done = op.has_voted_abort and op.state in MAY_BE_DONE
         self._outbox.send(m.OpFailed(self._view.epoch, *op.ref, *op.failure, may_be_done))
 
-    # Verdicts of the master.
+    # Verdicts from the master.
 
     def on_commit(self, message: m.OpsCommit, had_masters: bool) -> None:
-        """Apply commits. `had_masters`: an earlier master may have sent the same."""
+        """Apply commits. `had_masters`: an earlier master may have sent them already."""
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._undecided.get(ref)
@@ -319,7 +318,7 @@ class Ops:
         self._outbox.emit(ForgetUnlaunched(view.epoch, ref.tag, self.uses.unmade_until(ref)))
 
     def on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
-        """Vote not to commit an op without the master, unless it is committed already."""
+        """Vote not to commit an op without the master, unless it is already committed."""
         self._require_running(message.epoch)
         ref, failure = OpRef(message.tag, message.sequence), failure_of(message.code, message.reason)
         op = self._undecided.get(ref)
@@ -338,10 +337,10 @@ class Ops:
         if not self.is_running or self._view is None or epoch != self._view.epoch:
             raise ProtocolError(f"a verdict for epoch {epoch}, which is not running")
 
-    # What the engine reports.
+    # Reports from the engine.
 
     def done(self, op: int, tx_bytes: int = 0, rx_bytes: int = 0) -> None:
-        """Note that all result bytes have arrived. The counts are those of the whole op."""
+        """Record that all result bytes have arrived. The byte counts cover the whole op."""
         entry = self._ops[op]
         entry.traffic = tx_bytes, rx_bytes
         if entry.state is OpState.COMMITTED:
@@ -356,7 +355,7 @@ class Ops:
                 self._outbox.done.append(entry.ref)
 
     def completed(self, op: int) -> None:
-        """Commit an op that all participants have completed, unless this peer has voted not to. Ops may be stopped."""
+        """Commit an op that all participants have completed, even if ops are stopped, unless this peer voted not to."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort:
             return
@@ -370,7 +369,7 @@ class Ops:
         self._commit(entry)
 
     def stopped(self, op: int) -> None:
-        """Note that the engine has stopped an op. It is never reported done afterwards."""
+        """Record that the engine has stopped an op, which it never reports as done afterwards."""
         entry = self._ops.get(op)
         if entry is None or entry.state not in UNDECIDED or entry.state is OpState.REFUSED:
             return
@@ -390,7 +389,7 @@ class Ops:
             self._report_failure(entry)
 
     def mismatched(self, op: int, reason: str, is_other_call: bool = False) -> None:
-        """Abort an op that other peers call with other arguments, or replace by another call."""
+        """Abort an op that other peers call with different arguments, or in whose place they make another call."""
         self.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
 
     def ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
@@ -401,7 +400,7 @@ class Ops:
     # Views.
 
     def freeze(self) -> None:
-        """Stop all ops of the epoch. `frozen` is called when the engine has stopped them."""
+        """Stop all ops of the epoch. The engine then calls `frozen`."""
         if self.is_running and self._view is not None:
             self._outbox.emit(FreezeOps(self._view.epoch))
         self._halt()
@@ -411,7 +410,7 @@ class Ops:
         self._outbox.report_ops_of(0)
 
     def frozen(self, epoch: int) -> bool:
-        """Note that all ops of the epoch have stopped, after all their reports. Return False if the epoch is over."""
+        """Record that all ops of the epoch have stopped, after all their reports. Return False if the epoch is over."""
         if self._view is None or self._view.epoch != epoch or self._outbox.is_closed:
             return False
         self.is_frozen = True
@@ -424,7 +423,7 @@ class Ops:
         return m.FlushReply(flush, done, *(self.known_verdicts.newest() if knows_more else ()))
 
     def settle(self, commits: Collection[OpRef], aborts: Mapping[OpRef, Failure], reason: str) -> None:
-        """End all ops of the epoch as a prepared view decides; `reason` is that of all other aborts."""
+        """End all ops of the epoch as a prepared view decides. `reason` applies to ops in neither list."""
         self._halt()
         self._settled.update(commits)
         for ref, failure in aborts.items():
@@ -461,7 +460,7 @@ class Ops:
         return sorted(self._settled.union(commits)), aborts
 
     def restate(self) -> None:
-        """Repeat the reports of running ops that the last master may not have received."""
+        """Repeat the reports about running ops that the last master may not have received."""
         self._outbox.discard_reports()
         view = self._view
         if view is None or not self.is_running:
@@ -477,7 +476,7 @@ class Ops:
             self._outbox.send(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
 
     def end(self, code: Result, reason: str) -> None:
-        """End all ops with the session. Ops that a master has committed and that are done here are committed."""
+        """End all ops with the session. Ops that a master has committed and that are done here (SETTLED) succeed."""
         self._halt()
         for op in self._queued:
             self._finish(op, code, reason)
@@ -492,22 +491,22 @@ class Ops:
 
 
 LinkTo = Callable[[int], int]
-"""Returns the number of the link to a peer; 0 if it was just lost. Then the op waits for the flush that follows."""
+"""Returns the number of the link to a peer, or 0 if it was just lost; the op then waits for the flush."""
 
 
 def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
-    """Return why an op cannot start in this view, or None. Both peers of a point-to-point op are refused alike."""
+    """Return why an op cannot start in this view, or None. Both ends of a point-to-point op get the same answer."""
     if view.world_size < 2:
         return Result.TOO_FEW_PEERS, alone_in(view.group)
     if pair is None:
         return None
     other = pair[0]
     if other not in view.ring:
-        return Result.RANK_CONNECTION_LOST, f"peer {other} has left; call again with a rank of the present group"
+        return Result.RANK_CONNECTION_LOST, f"peer {other} has left; call again with a rank of the current group"
     if not view.is_meshed and other not in neighbours(view.ring, view.peer):
         return (
             Result.INVALID_USAGE,
-            f"no link with peer {other}: in a group without a mesh only neighbours of the ring have one",
+            f"no link with peer {other}: in a group without a mesh, only neighbours in the ring are linked",
         )
     return None
 
@@ -545,16 +544,16 @@ def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
 
 
 def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
-    """Return the submission of an op of the whole group, completed without the master, without its number, tag and use
-    count. None if a link is missing."""
+    """Return the submission, with number, tag and use count 0, of an op of the whole group that completes without the
+    master. Return None if a link is missing."""
     start = submission(view, Op(0, 0, 0.0, is_mutual=True), OpRef(0, 0), link_to)
     return None if start.links.count(0) > 1 else start
 
 
 def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
-    """Return the submission of a point-to-point op where ops of the whole group are submitted by `start`.
+    """Return the submission of a point-to-point op, derived from `start`, that of an op of the whole group.
 
-    Its tag is that of the two peers for the caller's tag 0. None if the other peer has left.
+    Its tag is the two peers' tag for the caller's tag 0. Return None if the other peer has left.
     """
     other, is_sender = pair
     if other not in start.ring:
@@ -566,30 +565,30 @@ def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
     return replace(start, tag=tag, rank=0 if is_sender else 1, world_size=2, links=links)
 
 
-# One op of a peer: its states, use counts of tags, and the verdicts of an epoch.
+# The states of an op, the use counts of tags, and the verdicts of an epoch.
 
 Failure = tuple[Result, str]
 
 
 class OpState(Enum):
-    """States of an op. The verdict alone decides the caller's result."""
+    """States of an op. Only the verdict decides the caller's result."""
 
     QUEUED = auto()
-    """Launched while ops may not start: during a view change or an exclusive group call."""
+    """Launched while ops may not start, such as during a view change or an exclusive group call."""
     RUNNING = auto()
     """Submitted to the engine under (epoch, tag, use count)."""
     DONE = auto()
-    """All result bytes have arrived; the verdict is open."""
+    """All result bytes have arrived; the verdict is pending."""
     STOPPED = auto()
     """Stopped by the engine before it was done."""
     REFUSED = auto()
-    """Not accepted by the engine."""
+    """Refused by the engine."""
     COMMITTED = auto()
-    """Committed by the master before the engine reports it done."""
+    """Committed by the master before the engine reported it done."""
     SETTLED = auto()
-    """The same, reported done while ops were stopped: it ends with the next view."""
+    """COMMITTED, then reported done while ops were stopped; it ends with the next view."""
     ENDING = auto()
-    """The verdict is known; the engine returns the buffers, on abort with `send` restored."""
+    """The verdict is known; the engine returns the buffers, after an abort with the input restored."""
     HELD = auto()
     """Released by the engine; the result waits for the next view."""
     ENDED = auto()
@@ -610,21 +609,21 @@ TRANSITIONS = {
     _S.ENDED: set[OpState](),
 }
 UNDECIDED = frozenset({_S.RUNNING, _S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED, _S.SETTLED})
-"""States of a submitted op without a verdict carried out."""
+"""States of a submitted op whose verdict has not been applied."""
 IS_DONE = frozenset({_S.DONE, _S.SETTLED})
 MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
-"""Undecided states with complete result bytes, now or possibly later."""
+"""Undecided states in which the op is done or may become done."""
 
 
 class OpWait(NamedTuple):
-    """An op without a result, for wait reasons."""
+    """An op that waits for its result, as input of `wait_reasons`."""
 
     op: int
     tag: int
     since: float
     pair: tuple[int, bool] | None
     is_queued: bool
-    """Whether it has not started."""
+    """Whether the op has not started."""
 
 
 @dataclass(eq=False)
@@ -641,7 +640,7 @@ class Op:
     traffic: tuple[int, int] = (0, 0)
     failure: Failure | None = None
     has_voted_abort: bool = False
-    """Whether this peer has voted not to commit it without the master."""
+    """Whether this peer has promised not to commit the op without the master."""
     stall_reported: bool = False
     verdict: Failure | None = None
     awaits_view: bool = False
@@ -652,22 +651,22 @@ class Op:
 
 
 FORGOTTEN_AT_ONCE = 64
-"""Number of later uses of a tag after which late messages of an op are no longer dropped."""
+"""Number of unlaunched uses of a tag that are forgotten at once. Late messages for older ones are not dropped."""
 
 
 class Uses:
-    """Use counts of the tags of one epoch, and what is known of future uses.
+    """Use counts of one epoch's tags, and what is known about future uses.
 
-    All peers count alike, because all make the same calls, but at different times: other peers may abort an op, or the
-    master may ask for an abort vote, before this peer has launched it. Both are kept until the launch. After an
+    All peers make the same calls and so reach the same counts, but at different times: other peers may abort an op, or
+    the master may request an abort vote, before this peer launches it. Both are kept until the launch. After an
     exclusive group call no op is in flight, so an abort that is still kept belongs to a call that this peer skipped. It
-    counts as made; otherwise later calls with the tag would be paired wrongly.
+    counts as made, because otherwise later calls with the tag would be matched wrongly.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, int] = {}
         self.aborts: dict[OpRef, Failure] = {}
-        """Future uses that are aborted already."""
+        """Future uses that are already aborted."""
         self.promises: dict[OpRef, Failure] = {}
         """Future uses that this peer has promised not to commit by itself."""
 
@@ -694,22 +693,22 @@ class Uses:
             self.aborts[op] = failure
 
     def make_aborted(self) -> None:
-        """Count aborted future uses as made: all peers are past these calls."""
+        """Count aborted future uses as made, because all peers are past these calls."""
         for op in sorted(self.aborts):
             if op.sequence == self.made(op.tag):
                 self._made[op.tag] = op.sequence + 1
                 del self.aborts[op]
 
     def unmade_until(self, op: OpRef) -> range:
-        """Return this use and the last few before it that were not made here; late messages may concern them."""
+        """Return this use and the last few unmade uses before it: late messages may still arrive for them."""
         first = min(op.sequence, max(self.made(op.tag), op.sequence + 1 - FORGOTTEN_AT_ONCE))
         return range(first, op.sequence + 1)
 
 
 ABORTS_KEPT_MAX = 1000
-"""Successive aborted uses of a tag that are kept for the next master."""
+"""Number of successive aborted uses of a tag that are kept for the next master."""
 ABORTS_KEPT_IN_ALL_MAX = 10_000
-"""Aborted uses of all tags that are kept."""
+"""Number of aborted uses of all tags that are kept."""
 
 
 def failure_of(code: int, reason: str) -> Failure:
@@ -720,10 +719,10 @@ def failure_of(code: int, reason: str) -> Failure:
 
 
 class KnownVerdicts:
-    """The verdicts of an epoch that other peers may lack, for the next master.
+    """The verdicts of an epoch that other peers may lack, kept for the next master.
 
-    A peer has one op per tag in flight, so a commit decides all earlier uses of the tag: the last commit and the aborts
-    since suffice.
+    A peer has at most one op per tag in flight, so a commit implies that all earlier uses of the tag are decided. It is
+    enough to keep each tag's last commit and the aborts after it.
     """
 
     def __init__(self) -> None:
@@ -737,7 +736,7 @@ class KnownVerdicts:
     def commit(self, op: OpRef) -> None:
         known = self._by_tag.setdefault(op.tag, [])
         if (op.sequence, None) not in known:
-            # Later uses may have been aborted before they were made here.
+            # Later uses may have been aborted before this peer made them.
             known[:] = [verdict for verdict in known if verdict[0] > op.sequence]
             known.append((op.sequence, None))
 
@@ -746,7 +745,7 @@ class KnownVerdicts:
         if (op.sequence, failure) in known:
             return
         if known and known[-1][1] == failure:
-            failure = known[-1][1]  # share the text
+            failure = known[-1][1]  # share one copy of the text
         if len(known) >= ABORTS_KEPT_MAX:
             del known[0]
         self._aborts.append(op)

@@ -1,15 +1,15 @@
-"""Views of one peer: the installed one, the prepared one, and those answered to earlier masters.
+"""One peer's views: the installed one, the prepared one, and those acknowledged to earlier masters.
 
-A view is that of view-synchronous group communication: all peers of a group that install it have the same members in
-the same order, and every op in flight before it ends alike on all of them.
+Views are those of view-synchronous group communication: all peers of a group that install a view have the same members
+in the same order, and every op in flight before it ends alike on all of them.
 
-A view may be installed elsewhere as soon as all its peers have answered Prepare, so the next master needs the views
-that this peer has answered (`recovery_report`, rules 2 and 3):
+Other peers may install a view as soon as all its peers have acknowledged it, so the next master needs the views that
+this peer has acknowledged (`recovery_report`, rules 2 and 3):
 
-    1  A prepared view that this peer has answered (LinksReady) counts until a view is installed here.
-    2  A newer view prepared by the same master replaces it: that master has given the earlier one up.
-    3  A view answered to an earlier master counts until a leading master excludes it (`Resumed.in_force`): only then is
-       it certain that no peer has installed it.
+    1  A prepared view that this peer has acknowledged (LinksReady) counts until this peer installs a view.
+    2  A newer view prepared by the same master replaces it, because that master has given up the earlier one.
+    3  A view acknowledged to an earlier master counts until a leading master excludes it (`Resumed.in_force`). Only
+       then is it certain that no peer has installed it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pccl.protocol.link_metrics import UNKNOWN
 
 @dataclass(frozen=True)
 class View:
-    """An installed membership. Immutable: threads may keep it."""
+    """An installed membership. It is immutable, so threads may keep it."""
 
     view: int
     epoch: int
@@ -65,25 +65,25 @@ class KnownViews:
         self.prepared: Prepared | None = None
         self.rings: list[m.Ring] = []
         self._answered: list[m.PreparedView] = []
-        """Views newer than the installed one, answered to masters before that of the prepared view (rule 3)."""
+        """Views newer than the installed one that were acknowledged to masters before the prepared view's (rule 3)."""
 
     @property
     def last(self) -> int:
-        """Number of the last view prepared or installed; 0 before the first."""
+        """Number of the last prepared or installed view; 0 before the first."""
         if self.prepared is not None:
             return self.prepared.view
         return self.installed.view if self.installed is not None else 0
 
     @property
     def has_decided(self) -> bool:
-        """Whether the prepared view changes this peer's ring and so has decided all its ops."""
+        """Whether the prepared view changes this peer's ring and so decided all its ops."""
         return self.prepared is not None and not self.keeps_ring(self.prepared.ring)
 
     def keeps_ring(self, ring: m.Ring) -> bool:
         return self.installed is not None and ring.epoch == self.installed.epoch
 
     def prepare(self, message: m.Prepare, ring: m.Ring, term: int) -> Prepared:
-        """Keep the view that the master of this term prepares. `ring` is this peer's ring in it."""
+        """Record the view that the master of this term prepares. `ring` is this peer's ring in it."""
         last = self.prepared
         if last is not None and last.answered and last.term != term:
             self._answered.append(m.PreparedView(last.view, last.rings, answered=True))
@@ -91,7 +91,7 @@ class KnownViews:
         return self.prepared
 
     def admits_newcomers(self, prepared: Prepared) -> bool:
-        """Whether a view has peers that the installed one lacks."""
+        """Return whether a view has peers that the installed one lacks."""
         before = {peer for ring in self.rings for peer in ring.peers}
         return any(peer not in before for ring in prepared.rings for peer in ring.peers)
 
@@ -119,7 +119,7 @@ class KnownViews:
         self._answered.clear()
 
     def rule_out_all_but(self, in_force: Collection[int]) -> None:
-        """Exclude all answered views but these, as a leading master has found."""
+        """Exclude all acknowledged views except these, which according to a leading master may be in force."""
         self._answered = [each for each in self._answered if each.view in in_force]
         if self.prepared is not None and self.prepared.view not in in_force:
             self.prepared.answered = False

@@ -101,7 +101,7 @@ def _come_back(rig: Rig, hello: m.Hello) -> int:
     rig.hear(10, hello)
     (welcome,) = rig.told(10)
     assert isinstance(welcome, m.Welcome)
-    assert "was evicted for its links 1 times" in welcome.obstacle
+    assert "was evicted for failed links 1 times" in welcome.obstacle
     rig.heartbeat(welcome.peer)
     return welcome.peer
 

@@ -116,7 +116,7 @@ def test_installed_admission_ends_without_master() -> None:
 
 def test_result_without_call_is_error() -> None:
     rig = Rig()
-    with pytest.raises(ProtocolError, match="not under way"):
+    with pytest.raises(ProtocolError, match="not in progress"):
         rig.result(1)
     rig.enter(1, Kind.SYNC, OFFER)
     with pytest.raises(ProtocolError, match="with code"):

@@ -175,7 +175,7 @@ def test_pair_op_has_own_tag_and_sequence(rig: Rig) -> None:
 
 def test_pair_op_with_left_peer_fails(rig: Rig) -> None:
     assert rig.launch(1, pair=(7, True)) == [
-        ps.OpResult(1, Result.RANK_CONNECTION_LOST, "peer 7 has left; call again with a rank of the present group", 3)
+        ps.OpResult(1, Result.RANK_CONNECTION_LOST, "peer 7 has left; call again with a rank of the current group", 3)
     ]
 
 

@@ -106,7 +106,7 @@ def test_one_vote_per_term(before: int) -> None:
     rig.join([1, 2, 3])
     rig.machine.master_lost("gone")
     rig.effects()
-    with pytest.raises(ProtocolError, match="it would lead in term"):
+    with pytest.raises(ProtocolError, match="it asks to lead in term"):
         rig.hear(m.VoteRequest(rig.machine.term - before))
 
 

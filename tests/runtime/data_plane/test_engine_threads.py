@@ -262,7 +262,7 @@ def test_lost_connection_is_replaced_in_its_thread(
         until(lambda: [by_thread(peer) for peer in cluster.peers] == [[2, 2]] * 2, "the link is complete again")
         cluster.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM))
         assert min(sent_bytes(cluster[0])) > 0
-        until(lambda: caplog.text.count("goes on with a connection less") == 2, "both ends tell of it")
+        until(lambda: caplog.text.count("continues with one connection fewer") == 2, "both ends tell of it")
 
 
 def test_link_without_connections_in_one_thread_is_made_anew(connections: list[Noted]) -> None:

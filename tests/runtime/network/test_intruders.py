@@ -146,7 +146,7 @@ def test_run_with_token(guarded: MasterNode) -> None:
 def test_wrong_token_is_refused_and_logged(guarded: MasterNode, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pccl.master"):
         error = refusal(guarded.address, "another")
-    assert "another token than the master" in str(error)
+    assert "a different token than the master" in str(error)
     assert guarded.address in str(error)
     refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert len(refused) == 1, "no use in trying again"
@@ -154,11 +154,11 @@ def test_wrong_token_is_refused_and_logged(guarded: MasterNode, caplog: pytest.L
 
 
 def test_a_peer_without_a_token_is_refused(guarded: MasterNode) -> None:
-    assert "the master has a token and the dialing peer has none" in str(refusal(guarded.address, ""))
+    assert "the master has a token, but the dialing peer has none" in str(refusal(guarded.address, ""))
 
 
 def test_a_master_without_a_token_is_refused(master: MasterNode) -> None:
-    assert "the dialing peer has a token and the master has none" in str(refusal(master.address, TOKEN))
+    assert "the dialing peer has a token, but the master has none" in str(refusal(master.address, TOKEN))
 
 
 def test_false_master_is_rejected() -> None:
@@ -173,7 +173,7 @@ def test_false_master_is_rejected() -> None:
 
         threading.Thread(target=welcome, daemon=True).start()
         error = refusal(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN)
-    assert "it has no token and this side has one" in str(error)
+    assert "it has no token, but this side has one" in str(error)
 
 
 def test_reflected_proof_is_rejected(guarded: MasterNode) -> None:
@@ -202,7 +202,7 @@ def test_a_replayed_join_is_refused(guarded: MasterNode, caplog: pytest.LogCaptu
         assert isinstance(read_message(sock), m.Challenge)
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
-        assert "another token" in answer.reason
+        assert "a different token" in answer.reason
         assert sock.recv(1) == b""
         assert any(f"127.0.0.1:{sock.getsockname()[1]} refused" in text for text in caplog.messages)
 
@@ -230,7 +230,7 @@ def test_peer_port_refuses_unauthenticated(guarded: MasterNode, kind: str) -> No
             sock.sendall(encode(m.Proof(b"p" * 32)))
             answer = read_message(sock)
             assert isinstance(answer, m.Rejected)
-            assert f"another token than peer {peer}" in answer.reason
+            assert f"a different token than peer {peer}" in answer.reason
             assert sock.recv(1) == b""
         values = [np.ones(10, np.float32) for _ in range(2)]
         cluster.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
@@ -307,7 +307,7 @@ def test_replayed_heartbeats_are_refused(guarded: MasterNode) -> None:
         assert isinstance(read_message(sock), m.Challenge)
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
-        assert "another token" in answer.reason
+        assert "a different token" in answer.reason
     recorder.join()
 
 

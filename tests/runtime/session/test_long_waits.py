@@ -39,7 +39,7 @@ def test_one_wait_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
     single = OpWait(9, 5, 100.0, (2, False), False)
     assert look(140.0, 0.0, single) == [
         "recv with tag 5 from peer 2 (vm:2) has waited 40 s for peer 2 (vm:2), which has not called send, "
-        "or not sent all of it; look at `pccl status h:1`, and at what the program does there"
+        "or has not sent all of it; look at `pccl status h:1`, and at what the program does there"
     ]
     assert look(140.5, 10.5, single)[0].startswith("the op with tag 4 has waited 10 s for ")
     assert look(140.7, 0.0, single) == ["the wait for the op with tag 4 is over, after 10.7 s"]
