@@ -259,8 +259,8 @@ class PathReport:
     segment_bytes: int = 0
     """Payload of the largest packets; 0 if the system does not report it."""
     full_size: str = ""
-    """"both" if full-size packets get through in both directions, "out" or "back" if they are lost on the path to the
-    master or back, "" if not tested."""
+    """The result for full-size packets: "both" if they get through in both directions, "out" or "back" if they are lost
+    on the path to the master or on the path back, "" if not tested."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Addresses of this host that the master dialed, each with the failure, or "" if it was reached."""
     up_bytes_per_s: float = 0.0
