@@ -3,8 +3,7 @@
 `master.json` is the run's record (`protocol.failover.durable_state`); `lock` names the master that uses the directory.
 Only their owner can read them, because the record contains the run's secret. The record is replaced as a whole. The
 lock file is touched regularly, so the next master knows how long the directory was unused. If the default directory
-becomes unwritable, its record is removed and the run continues; with any other directory the run pauses until it is
-writable again.
+becomes unwritable, its record is removed and the run continues; any other pauses the run until it is writable.
 """
 
 from __future__ import annotations

@@ -83,13 +83,13 @@ class Authentication:
         if not await connection.speaks_tls():
             return False
         if self._ssl_context is None:
-            raise AuthError("it uses TLS, but this master has no certificate")
+            raise AuthError("it speaks TLS, but this master has no certificate")
         await connection.start_tls(TlsEnd(self._ssl_context))
         return True
 
     def _check_tls(self, opening: Opening, is_private: bool) -> None:
         if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
-            raise AuthError("the master requires TLS; give the peer an ssl_context= or PCCL_TLS_CA")
+            raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.HeartbeatHello) and is_private:
             raise AuthError("heartbeat connections do not use TLS")  # the heartbeat thread does not support it
 
@@ -348,7 +348,7 @@ class MasterServer:
 
     def _reattach(self, client: _Client, opening: m.Reattach) -> str | None:
         if opening.protocol != m.PROTOCOL_VERSION:
-            return f"this master uses protocol {m.PROTOCOL_VERSION}, but the peer uses {opening.protocol}"
+            return f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {opening.protocol}"
         number = self._sessions.get(opening.session)
         if number is None:
             return "this master does not know the session"
@@ -372,7 +372,7 @@ class MasterServer:
 
     def _refusal(self, request: m.StatusRequest | m.TraceRequest | m.CheckRequest) -> str:
         if request.protocol != m.PROTOCOL_VERSION:
-            return f"this master uses protocol {m.PROTOCOL_VERSION}, but the client uses {request.protocol}"
+            return f"this master speaks protocol {m.PROTOCOL_VERSION}, the client {request.protocol}"
         if isinstance(request, m.StatusRequest):
             is_busy = self._status_readers >= STATUS_READERS_MAX
         elif isinstance(request, m.TraceRequest):

@@ -165,8 +165,7 @@ async def _ask_each(
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
-    """Return the leading master's status, or else that of any master that answers in time. NoAnswer,
-    trio.TooSlowError."""
+    """Return the leading master's status, or else any that arrives in time. NoAnswer, trio.TooSlowError."""
     found: list[RunStatus] = []
 
     async def ask_one(index: int) -> bool:
@@ -259,8 +258,7 @@ class PathReport:
     segment_bytes: int = 0
     """Payload of the largest packets; 0 if the system does not report it."""
     full_size: str = ""
-    """The result for full-size packets: "both" if they get through in both directions, "out" or "back" if they are lost
-    on the path to the master or on the path back, "" if not tested."""
+    """Full-size packets get through in "both" directions or are lost on the path "out" or "back"; "" if not tested."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Addresses of this host that the master dialed, each with the failure, or "" if it was reached."""
     up_bytes_per_s: float = 0.0

@@ -1,7 +1,6 @@
 """Outgoing connections. Unlike those of `trio.open_tcp_stream`, forked children close them (`threads.process`).
 
-As in RFC 8305, each of a name's addresses gets a head start of ATTEMPT_S over the next one. If a process has connected
-to itself, the connection is reset.
+As in RFC 8305, each address gets a head start of ATTEMPT_S over the next. A process's connection to itself is reset.
 """
 
 from __future__ import annotations

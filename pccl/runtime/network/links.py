@@ -37,7 +37,7 @@ from pccl.runtime.threads.tasks import start_task
 OPENING_TIMEOUT_S = 10.0
 """Time limit for an opening."""
 PADDING_TIMEOUT_S = 8.0
-"""Time limit for padding, shorter than OPENING_TIMEOUT_S so that the error names the missing packets."""
+"""Time limit for padding, within OPENING_TIMEOUT_S, so that the dialer gives up first."""
 PADDING_SEGMENTS = 2
 SEGMENT_BYTES = 1460
 """Size of a connection's packets if the system does not report it."""
@@ -144,8 +144,7 @@ async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, 
 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
-    """Wait until the dialer has used an accepted connection; return at once if all data is acknowledged.
-    ConnectionLost."""
+    """Wait until the dialer uses an accepted connection, unless all data is acknowledged. ConnectionLost."""
     if not unacknowledged_bytes(sock):
         return
     try:

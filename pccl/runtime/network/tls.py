@@ -13,7 +13,7 @@ RECORD_TYPE_HANDSHAKE = 22
 RECORD_TYPE_ALERT = 21
 READ_BYTES = 256 * 1024
 NO_TLS_AT_MASTER = (
-    "the master does not use TLS, but this side does: start it with --tls-cert (or ssl_context=), or unset "
+    "the master does not speak TLS, but this side does: start it with --tls-cert (or ssl_context=), or unset "
     "PCCL_TLS_CA here"
 )
 
@@ -90,7 +90,7 @@ def _explained(error: ssl.SSLError) -> str:
         return f"its certificate was not accepted: {error.verify_message}"
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
-        return f"it does not use TLS ({reason})"
+        return f"it does not speak TLS ({reason})"
     if error.reason and "ALERT" in error.reason:
         return f"it refused our side of TLS: {reason}"
     return reason

@@ -315,7 +315,7 @@ class ControlConnection(Generic[M]):
         for line in first.decode("latin-1").split("\r\n"):
             name, _, value = line.partition(":")
             if name == PAGE_HEADER:
-                advice = f"this is a pccl master's status page for browsers; the master's port is {value.strip()}"
+                advice = f"this is the status page of a pccl master; that master's own port is {value.strip()}"
         raise NoMasterError(f"no pccl master answered (got {got!r}); {advice}") from None
 
     def trust(self) -> None:

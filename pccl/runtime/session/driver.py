@@ -1,4 +1,4 @@
-"""Turns, which give access to a session's protocol machine. Also the session's options and tasks, and its end by faults.
+"""Turns, which give access to a session's protocol machine; the session's options and tasks; how faults end it.
 
 A turn is a context that prepares the machine, yields it, and executes its effects in order at the end:
 
@@ -171,7 +171,7 @@ def loop_has_ended(error: BaseException) -> str:
 
 
 class Containment:
-    """A context in which an unexpected exception ends the session. Reentrant."""
+    """A context that ends the session if an unexpected exception occurs. Reentrant."""
 
     def __init__(self, end: Callable[[Exception], None]) -> None:
         self._end = end

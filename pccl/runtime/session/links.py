@@ -338,7 +338,7 @@ class Inbound(Part):
     def _refusal(self, opening: m.PeerOpening, keys: Keys | None) -> str | None:
         facts = self._driver.facts
         if opening.protocol != m.PROTOCOL_VERSION:
-            return f"this peer uses protocol {m.PROTOCOL_VERSION}, not {opening.protocol}"
+            return f"this peer speaks protocol {m.PROTOCOL_VERSION}, not {opening.protocol}"
         if opening.run != facts.run:
             return f"this peer belongs to run {facts.run!r}, not {opening.run!r}"
         if opening.receiver != facts.peer:

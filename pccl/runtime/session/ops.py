@@ -271,7 +271,7 @@ class Ops:
                     self._take_release(machine, self._releases.popleft())
 
     def _hand_over_given_up(self, cancels: int, releases: int) -> None:
-        """Take over ops on the fast path that their callers have given up. The queues may grow meanwhile."""
+        """Take over ops on the fast path that their callers have given up. The queues may grow during this."""
         given_up = [self._cancelled[at][0] for at in range(cancels)]
         given_up += [self._releases[at] for at in range(releases)]
         if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):

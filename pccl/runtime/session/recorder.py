@@ -52,7 +52,7 @@ TEXT_CHARACTERS_MAX = 500
 
 
 class FlightRecorder:
-    """Records this peer's actions. `recording` and `note` are for any thread, everything else is for the trio thread."""
+    """Records this peer's actions. `recording` and `note` are for any thread, all else is for the trio thread."""
 
     def __init__(
         self,
@@ -302,8 +302,8 @@ class Dumps:
         self._told = hanging
 
     async def last(self, failure: str) -> None:
-        """Write the last dump, if the session ends with a failure (not empty) or a dump was requested, after any dump
-        that is being written."""
+        """Write the last dump if `failure` is not empty or a dump was requested, after any dump that is being
+        written."""
         if self._thread is not None:
             if failure:
                 self.ask(failure)

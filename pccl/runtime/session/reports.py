@@ -122,7 +122,7 @@ class WorkCounters:
         return {link.peer: link.wait() for link in list(self._links.values())}
 
     def report(self, stats: Mapping[str, int], term: int = 1, now: float = 0.0) -> Report | None:
-        """Return the report with the engine's counters to the master of this term; None after REPEATS unchanged ones."""
+        """Return the report to this term's master, with the engine's counters; None after REPEATS unchanged reports."""
         self._in_ops_us = max(self._in_ops_us, stats["in_ops_us"])
         if term != self._term:
             self._term = term
@@ -201,7 +201,7 @@ class LongWaits:
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
     def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
-        """Return a description of the peers that an op waits for, from the last counters. `awaited` are the participants
+        """Return a description of the peers that an op waits for, from the last counters. `awaited` are participants
         known not to have launched it; if it is None, the counters are not narrowed to one op. Any thread."""
         waits = self._counters.waits()
         if pair is not None:

@@ -1,4 +1,4 @@
-"""A session's part in sync_shared_state: it makes the group call, fetches state according to the plan, and serves it."""
+"""A session's part in sync_shared_state: it makes the group call, fetches state as planned, and serves other peers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Syncing:
     scopes: list[trio.CancelScope] = field(default_factory=list)
 
     def plan_with(self, plan: m.SyncPlan) -> None:
-        """Start with a plan, or continue with that of a later master, keeping the state received so far."""
+        """Start with a plan, or continue with that of a later master, keeping the state already received."""
         self.plan = plan
         self.planned.set()
         self.planned = trio.Event()
