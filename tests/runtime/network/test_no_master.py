@@ -73,7 +73,7 @@ each_asker = pytest.mark.parametrize("ask", ASKERS, ids=NAMES)
     [
         (ssh, "no pccl master answered (got b'SSH-2.0-OpenSSH_9.2p1 Debian-2\\r'); check host and port"),
         (web, "no pccl master answered (got b'HTTP/1.1 400 Bad Request\\r'); check host and port"),
-        (https, "if it is a master with TLS, give the peer ssl_context= or PCCL_TLS_CA"),
+        (https, "if it is a master that uses TLS, give the peer ssl_context= or PCCL_TLS_CA"),
     ],
     ids=["ssh", "web", "https"],
 )

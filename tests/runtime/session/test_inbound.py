@@ -53,6 +53,6 @@ def test_both_ends_encrypt_or_neither_does(opening: m.LinkHello | m.StateHello) 
 
 
 def test_payload_for_measurements_is_sent_while_all_measure_alone() -> None:
-    assert "no optimize_topology is under way" in refusal(PULL)
+    assert "no optimize_topology is in progress" in refusal(PULL)
     assert refusal(PULL, encrypt=True, is_optimizing=True, has_keys=False) == ""
     assert refusal(msgspec.structs.replace(PULL, pulls=False)) == ""
