@@ -75,7 +75,7 @@ class StepMismatch:
         """Return the difference as text, naming the two peers."""
         if self.mine is None or self.theirs is None:
             mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
-            return f"{me} gives {mine} where {them} gives {theirs}; all have to give the same step, or none"
+            return f"{me} gives {mine} where {them} gives {theirs}; all peers must give the same step, or none"
         return (
             f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
             "one of them has missed or repeated a step"

@@ -47,7 +47,7 @@ DTYPES = {int(each): each for each in DataType}
 
 
 Row = SimpleNamespace
-"""A record of the C library: its fields as attributes."""
+"""A record from the C library, with its fields as attributes."""
 
 
 def read(path: Any, records: int, since_ns: int) -> list[Row]:

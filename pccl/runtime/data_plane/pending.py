@@ -184,7 +184,7 @@ class PendingOp:
         """End the op with its result. May be called again if a signal interrupted the first call."""
         if not self._over._is_set:
             if self.result is None:
-                self._session.free_tag(self)  # first: a waiting thread may launch the next op at once
+                self._session.free_tag(self)  # first, because a waiting thread may launch the next op
             self.result = result
             self.spec = None  # the buffers may be garbage-collected
             if result.code is not Result.SUCCESS:

@@ -40,7 +40,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 class StateDirectory:
-    """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
+    """Owns the directory from construction to `close`. `write` may be called in any thread, but not concurrently."""
 
     def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
         """Open the directory and read the record. `owner` names this master to others. `is_optional` is set for the
@@ -48,7 +48,7 @@ class StateDirectory:
         self.directory = directory
         self.is_optional = is_optional
         self.idle_s = 0.0
-        """Seconds since the last master used the directory, by the clock of its file system."""
+        """Seconds since the last master used the directory, according to the file system's clock."""
         self._lock_fd = -1
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)

@@ -585,7 +585,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
     for address, (text, run) in looked.items():
         where = addresses.join(*address)
         if run is None:
-            silence = silences.setdefault(address, LongWait("the standby's question", now))
+            silence = silences.setdefault(address, LongWait("the standby's status request", now))
             if silence.is_due(now):
                 logger.warning("%s", silence.warning(now, text.removeprefix(SILENT), how_to_look(where)))
         elif (over := silences.pop(address, None)) is not None and over.is_told:

@@ -339,7 +339,7 @@ class Control(Part):
             return ""
         return (
             f". master_timeout is less than the run's peer_timeout of {timeout_s:g} s, which peers need to detect that "
-            f"their master is silent; increase it for runs that must survive the loss of a master"
+            f"their master is silent; increase it for runs that must outlive masters"
         )
 
     async def _find_master(self) -> None:

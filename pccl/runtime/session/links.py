@@ -106,7 +106,7 @@ class Outbound(Part):
         with scope:
             await trio.sleep(effect.timeout_s)
             who = peer_named(effect.member.peer, effect.member.name)
-            reason = f"{who} did not connect to us within {effect.timeout_s:g} s"
+            reason = f"{who} did not connect to this peer within {effect.timeout_s:g} s"
             with self._driver.taking_over as machine:
                 machine.link_failed(effect.link, reason)
 

@@ -403,7 +403,7 @@ class Ops:
         other = machine.peer_at(event.link)
         if op is not None and event.rank is not None and event.rank != op.rank:
             other = op.ring[event.rank]
-        who = "another one" if other is None else f"peer {other}"
+        who = "another peer" if other is None else f"peer {other}"
         lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
         mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
         text = f"{lead}peers called {what}: {mine}, {theirs}"

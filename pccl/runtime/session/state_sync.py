@@ -129,7 +129,7 @@ class StateSync(Part):
         syncing = self.current
         if syncing is None:
             # The caller gave up before the plan arrived.
-            machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
+            machine.sync_ended(effect.plan.sync, False, "its caller gave up the sync", [])
             return
         syncing.plan_with(effect.plan)
         if effect.plan.fetch_content or effect.plan.fetch_loose:
@@ -152,7 +152,7 @@ class StateSync(Part):
             )
             return self._stream(*await self._dial(donor, hello, facts.peer_timeout_s))
 
-        success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
+        success, reason, suspects = False, "its caller gave up the sync", list[tuple[int, str]]()
         scope = syncing.fetching = syncing.scope()
         with scope:
             async with syncing.is_fetching:

@@ -47,7 +47,7 @@ class Forkable(Protocol):
 
 
 class PortalTimeoutError(Exception):
-    """A call has not ended in time and continues."""
+    """A call has not ended in time. It has been cancelled but may still be running."""
 
 
 class PortalClosedError(Exception):
