@@ -197,7 +197,7 @@ class LinkLimited:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine can only be closed, because this machine or process has failed it."""
+    """The engine has failed because of this machine or process, and can only be closed."""
 
     reason: str
 

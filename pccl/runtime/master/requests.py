@@ -78,7 +78,7 @@ class StatusBoard:
 
 
 PEERS_AT_ONCE = 32
-"""Number of peers queried at a time. A thousand peers with a round trip of 100 ms take a minute."""
+"""Number of peers queried at a time. A thousand peers that are 100 ms away take a minute."""
 TRACES_MAX = 2
 """Maximum number of concurrent traces."""
 CLOCK_PROBES = 12

@@ -2,7 +2,7 @@
 
 The engine records ops (native/src/recorder.h), because ops on the fast path never reach the session. The session
 records everything else, including the launch and the end of ops that went through the machine. The recorder observes
-effects and events before their handlers (`noting`). Each kind is kept in a ring buffer of a fixed size. `recording`
+effects and events alongside their handlers (`noting`). Each kind is kept in a ring buffer of a fixed size. `recording`
 joins the two by op name; it runs in a separate thread and copies each buffer in one step.
 
 With PCCL_TRACE_DIR in the environment, a session also writes its recording to one file there when an op fails, when one

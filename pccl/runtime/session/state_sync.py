@@ -187,7 +187,7 @@ class StateSync(Part):
 # A session's group calls.
 
 CANCEL_S = 5.0
-"""Time that a cancelled group call waits for the master's reply whether it has taken effect."""
+"""Time that a cancelled group call waits for the master to report whether it has taken effect."""
 
 
 @dataclass
