@@ -186,7 +186,7 @@ class Control(Part):
     def _lose(self, machine: Peer, reason: str, is_breach: bool) -> None:
         """Notify the machine that this master is lost or unusable."""
         if is_breach:
-            reason = f"the master breaks the protocol of a pccl master: {reason}"
+            reason = f"the master violates the protocol: {reason}"
             if machine.is_led and machine.run:
                 machine.give_up(reason)
         self._masters.failed(self._master.address, reason)
