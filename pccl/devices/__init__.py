@@ -1,1 +1,1 @@
-"""Arrays on accelerators, which reach the network through host memory. Tests use a device made of threads."""
+"""Arrays on accelerators, which are transferred through host memory. Tests use a device simulated with threads."""

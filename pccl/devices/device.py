@@ -1,8 +1,8 @@
 """The interface of a device that holds arrays: `Device`, the `Event`s of its streams, and its `HostPool`.
 
-A device runs work asynchronously, in *streams*: in order within a stream, in any order between streams. Each thread of
-the program has a current stream for its own work. An *event* marks a point in a stream, and happens when the stream
-reaches it.
+A device runs work asynchronously in *streams*: in order within a stream, in any order between streams. Each thread of
+the program has a current stream for its work. An *event* marks a point in a stream and happens when the stream reaches
+it.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from weakref import WeakSet
 
 class Event(Protocol):
     def wait(self) -> None:
-        """Block this thread, without the GIL, until the event has happened."""
+        """Block this thread until the event has happened, without holding the GIL."""
 
 
 class HostMemory(Protocol):
-    """Host memory, freed with the object."""
+    """Host memory that is freed with the object."""
 
     @property
     def address(self) -> int: ...
 
 
 class Device(Protocol):
-    """One device. Thread-safe. Its methods raise whatever the device or its library raises."""
+    """One device. Thread-safe. Exceptions from the device or its library propagate."""
 
     @property
     def name(self) -> str:
         """The device's name for users, such as 'cuda:0'."""
 
     def allocate(self, size_bytes: int, pinned: bool) -> HostMemory:
-        """Allocate host memory. Copies from and to `pinned` memory are asynchronous. MemoryError."""
+        """Allocate host memory. Copies to and from `pinned` memory are asynchronous. MemoryError."""
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
-        """Return a new array with the dtype of `like`, in this thread's current stream."""
+        """Return a new array with the dtype of `like`, allocated in this thread's current stream."""
 
     def mark(self) -> Event:
         """Return an event at the end of this thread's current stream."""
 
     def read(self, array: Any, start_byte: int, size_bytes: int, to: HostMemory, after: Event | None) -> Event:
-        """Copy a range of a contiguous array to the beginning of `to`, in a stream of the device's own, after `after`.
-        Return the event of its end."""
+        """Copy a range of a contiguous array to the start of `to`, in a separate stream, once `after` has happened.
+        Return an event that marks the end of the copy."""
 
     def write(self, array: Any, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
-        """Copy the beginning of `source` to a range of a contiguous array, in this thread's current stream. Return the
-        event of its end; afterwards `source` may be reused."""
+        """Copy the start of `source` to a range of a contiguous array, in this thread's current stream. Return an event
+        that marks the end of the copy, after which `source` may be reused."""
 
     def follow(self, event: Event) -> None:
         """Make later work in this thread's current stream wait for `event`."""
 
     def synchronize(self) -> None:
-        """Block until all streams of the device are done."""
+        """Block until all of the device's streams are done."""
 
 
 logger = logging.getLogger("pccl.devices")
@@ -95,17 +95,17 @@ class Block:
         return self._memory.is_pinned
 
     def __del__(self) -> None:
-        # Runs anywhere, also within `HostPool.take`: it must not take a lock.
-        if hasattr(self, "_memory"):  # unless an interrupt came before
+        # May run anywhere, even within `HostPool.take`, so it must not take a lock.
+        if hasattr(self, "_memory"):  # unless an interrupt has ended `__init__` early
             self._returned.append(self._memory)
 
 
 class HostPool:
-    """The host memory for copies from and to one device. Thread-safe.
+    """The host memory for copies to and from one device. Thread-safe.
 
-    Copies are asynchronous and fast with pinned memory, which the system cannot page out: PINNED_BYTES_MAX bounds it,
-    and beyond that blocks are ordinary memory. An op never waits for memory, since two peers that waited for different
-    ops would deadlock. Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX.
+    Copies are asynchronous and fast with pinned memory. Because the system cannot page it out, PINNED_BYTES_MAX limits
+    it, and beyond that blocks are ordinary memory. An op never waits for memory, because two peers that waited for
+    different ops would deadlock. Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX.
     """
 
     def __init__(self, device: Device) -> None:
@@ -117,7 +117,7 @@ class HostPool:
         """All pinned memory, in use and idle."""
 
     def take(self, size_bytes: int) -> Block:
-        """Return a block of at least `size_bytes`, pinned if there is room. MemoryError."""
+        """Return a block of at least `size_bytes`, pinned if the limit allows it. MemoryError."""
         step = max(SIZE_MIN, 1 << max(0, size_bytes - 1).bit_length() >> 3)
         size = max(1, -(-size_bytes // step)) * step
         with self._lock:
@@ -134,7 +134,7 @@ class HostPool:
                 self._pinned.add(memory)
                 return memory
             except MemoryError as error:
-                logger.warning("no more memory can be pinned for %s, copies are slower: %s", self._device.name, error)
+                logger.warning("cannot pin more memory for %s, so copies are slower: %s", self._device.name, error)
         return _Memory(self._device.allocate(size, False), size, False)
 
     def trim(self) -> None:
@@ -159,7 +159,7 @@ class HostPool:
                 self._idle[memory.size_bytes].append(memory)
 
     def _free(self, excess_bytes: int) -> None:
-        """Free idle blocks, the largest first, until at least `excess_bytes` are free or none are left."""
+        """Free idle blocks, largest first, until at least `excess_bytes` are freed or none are left."""
         for size in sorted(self._idle, reverse=True):
             while excess_bytes > 0 and self._idle[size]:
                 self._idle[size].pop()

@@ -1,13 +1,13 @@
-"""Staging: runs an op on arrays of a device through host memory.
+"""Staging: runs ops on a device's arrays through host memory.
 
-The input is copied to host memory, the engine runs the op there, and a committed result is copied back. The peers see
+The input is copied to host memory, the engine runs the op there, and a committed result is copied back. Other peers see
 an ordinary op. An abort leaves the device's arrays unchanged.
 
-The copy to the host follows the launching thread's current stream; the copy back goes through the current stream of the
-thread that waits. One thread for each device allocates memory and waits for copies, in the order of launches.
+The copy to the host waits for the launching thread's current stream; the copy back uses the current stream of the
+waiting thread. One thread per device allocates memory and waits for copies, in the order of launches.
 
-An error of the device before the op has begun fails it on all peers. After an error behind the verdict this peer leaves
-the run, because its arrays differ from those of the others.
+A device error before the op has begun fails the op on all peers. After a device error that follows the verdict, this
+peer leaves the run, because its arrays differ from those of the other peers.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ class StagedArrays:
 
     send: Any
     recv: Callable[[], Any]
-    """Returns the array for the result. Called when there is one."""
+    """Returns the array for the result. Called when there is a result."""
     count: int
-    """Number of elements, as the engine counts those of the collective."""
+    """Number of elements, as the engine counts them for the collective."""
     send_bytes: int | None
-    """Bytes to send from the beginning of the array; None: this peer does not send."""
+    """Number of bytes to send from the start of the array; None if this peer does not send."""
     recv_bytes: int | None
-    """Bytes of the result; None: this peer does not receive."""
+    """Size of the result; None if this peer does not receive."""
     is_in_place: bool = False
-    """True if one block of host memory serves both."""
+    """Whether one block of host memory is used for both."""
     parts: tuple[Sequence[int], Sequence[int]] | None = None
     """As in `Buffers`."""
 
 
 class Staging:
-    """One launch of an op. Create it in the launching thread: the copies follow that thread's stream."""
+    """One launch of an op. Create it in the launching thread, because the copy to the host waits for its stream."""
 
     def __init__(self, device: Device, load: Callable[[], StagedArrays]) -> None:
-        """`load` returns the arrays. It is called when the op begins, since sizes may depend on the group."""
+        """`load` returns the arrays. It is called when the op begins, because sizes may depend on the group."""
         self._device = device
         self._load = load
         self._arrays: StagedArrays | None = None
         self._launched = device.mark()
         self._blocks: tuple[Block | None, Block | None] = None, None
-        """Host memory to send from and to receive to. The engine uses it until the op has ended."""
+        """Host memory to send from and to receive into. The engine uses it until the op has ended."""
         self._is_over = False
         self._delivering = threading.RLock()
         self._delivered: Event | None = None
 
     def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
-        """Start to copy from the device. `arrived` is called in the device's thread, with the buffers or the error."""
+        """Start copying from the device. The device's thread calls `arrived` with the buffers or the error."""
         arrays = self._arrays = self._load()
 
         def read(helper: Helper) -> None:
@@ -90,15 +90,15 @@ class Staging:
         return Buffers(send, recv, arrays.count, blocks, arrays.parts)
 
     def abandon(self) -> None:
-        """Do not start the copy, if it has not started: the op has been aborted."""
+        """Skip the copy if it has not started yet."""
         self._is_over = True
 
     def release(self, released: Callable[[], None]) -> None:
-        """Call `released` once the device does not read the caller's array any more."""
+        """Call `released` once the device no longer reads the caller's array."""
         helper_of(self._device).run(lambda _: released())  # after `read`, in the same thread
 
     def deliver(self) -> None:
-        """Copy the result of a committed op into the device's array, in the order of this thread's current stream."""
+        """Copy a committed op's result to the device's array, in this thread's current stream."""
         arrays = self._arrays
         assert arrays is not None
         with self._delivering:
@@ -163,13 +163,13 @@ def helper_of(device: Device) -> Helper:
 
 
 def remove_helper(device: Device) -> Helper | None:
-    """Remove the helper of an unused device, and return it for the caller to close."""
+    """Remove an unused device's helper and return it for the caller to close."""
     with _creating:
         return _helpers.pop(device, None)
 
 
 _of_parent: list[Helper] = []
-"""The parent's helpers in a forked child, kept so that their memory is not freed."""
+"""In a forked child, the parent's helpers, kept so that their memory is not freed."""
 
 
 def _forget_after_fork() -> None:

@@ -1,8 +1,8 @@
-"""Stores for device tensors in a shared state: hashed on the host and copied block by block.
+"""Stores for device tensors in a shared state. They hash tensors on the host and copy them block by block.
 
 The device is synchronized before its tensors are hashed, and received blocks are visible to all streams when the sync
-returns. A block is verified on the host before it is copied. If the device fails, a StoreError is raised and the peer
-leaves the run.
+returns. A block is verified on the host before it is copied to the device. If the device fails, a StoreError is raised
+and the peer leaves the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.tensor_blocks import StoreError
 
 WRITES_MAX = 16
-"""Bound of concurrent copies to the device, each with a block of host memory."""
+"""Maximum number of concurrent copies to the device. Each uses a block of host memory."""
 
 
 P = ParamSpec("P")
@@ -58,7 +58,7 @@ class DeviceStore:
         return next(self._loaded(range(number, number + 1)))
 
     def _loaded(self, numbers: range) -> Iterator[memoryview]:
-        """Yield copies of blocks in host memory. The next one is copied while the caller uses the last."""
+        """Yield copies of blocks in host memory. The next block is copied while the caller uses the current one."""
         coming: deque[tuple[Event, memoryview]] = deque()
         for number in numbers:
             start, size = self._place(number)
@@ -110,7 +110,7 @@ def _waited(event: Event, view: memoryview) -> memoryview:
 
 
 def _view(block: Block, size: int) -> memoryview:
-    """Return a view of the first bytes of a block, which it keeps alive."""
+    """Return a view of the first bytes of a block; the view keeps the block alive."""
     chars = (ctypes.c_char * size).from_address(block.address)
     chars.block = block  # type: ignore[attr-defined]
     return memoryview(chars).cast("B")

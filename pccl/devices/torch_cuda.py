@@ -1,4 +1,4 @@
-"""The `Device` of torch tensors on CUDA. torch is not imported but taken from the program's modules."""
+"""The `Device` for torch tensors on CUDA. torch is not imported but taken from the program's modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CudaEvent:
 
 
 class CudaMemory:
-    """`HostMemory` that is a torch tensor of bytes on the CPU."""
+    """`HostMemory` in the form of a torch byte tensor on the CPU."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -41,8 +41,8 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int, pinned: bool) -> CudaMemory:
         try:
-            with self._api.device(self._device):  # else pinning would initialize another device
-                # `device="cpu"`: the program may have set another default.
+            with self._api.device(self._device):  # otherwise pinning would initialize another device
+                # `device="cpu"`, because the program may have set another default.
                 tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
         except RuntimeError as error:
             raise MemoryError(str(error)) from None
@@ -79,7 +79,7 @@ class CudaDevice:
         self._api.synchronize(self._device)
 
     def _record(self, stream: Any) -> CudaEvent:
-        event = self._api.Event(blocking=True)  # a waiting thread sleeps
+        event = self._api.Event(blocking=True)  # waiting threads sleep instead of spinning
         event.record(stream)
         return CudaEvent(event)
 

@@ -1,7 +1,7 @@
-"""The compiled extension, checked: `ffi` and `lib` of a `pccl._native` that was built for this package.
+"""Load the compiled extension: `ffi` and `lib` from a `pccl._native` that was built for this package.
 
-A source tree without an extension, as in the working directory after `pip install .`, uses the installed one. The
-interface number shows whether the two fit.
+A source tree without an extension, such as the working directory after `pip install .`, uses the installed one. The
+interface number shows whether the two match.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def _is_source_tree() -> bool:
 def _what_to_do() -> str:
     if _is_source_tree():
         return f"Run: {sys.executable} -m pip install -e {PACKAGE.parent}"
-    return f"Install pccl-collectives again, with {sys.executable} -m pip"
+    return f"Reinstall pccl-collectives with {sys.executable} -m pip"
 
 
 def _import_installed() -> None:
-    """Import the `pccl._native` of an installed package, on behalf of this one. ImportError if there is none."""
+    """Import `pccl._native` from an installed pccl for use by this source tree. ImportError if none is installed."""
     others = [Path(entry, PACKAGE.name) for entry in sys.path]
     spec = PathFinder.find_spec("pccl._native", [str(each) for each in others if each.resolve() != PACKAGE])
     if spec is None or spec.loader is None:
@@ -39,7 +39,7 @@ def _import_installed() -> None:
     except BaseException:
         del sys.modules["pccl._native"]
         raise
-    setattr(sys.modules["pccl"], "_native", module)  # noqa: B010  as a plain import does; mypy knows no such attribute
+    setattr(sys.modules["pccl"], "_native", module)  # noqa: B010  as a plain import does; unknown to mypy
 
 
 try:

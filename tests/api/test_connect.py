@@ -325,7 +325,7 @@ def test_wrong_token_or_service_fails_at_once(is_refused_by: str) -> None:
         return
     with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as master:
         assert master.http_address is not None
-        assert "the page of a pccl master" in str(refusal(Communicator(master.http_address).connect))
+        assert "page of a pccl master" in str(refusal(Communicator(master.http_address).connect))
 
 
 # A master answers, and holds newcomers.

@@ -186,7 +186,7 @@ def test_leading_master_is_traced(cluster: Cluster) -> None:
         cluster.each(reduce_once)
         found = collect(f"{standby.address},{cluster.address}")
         assert [peer.lack for peer in found.peers] == ["", ""]
-        with pytest.raises(PCCLError, match="leads no run"):
+        with pytest.raises(PCCLError, match="does not lead a run"):
             collect(str(standby.address))
 
 

@@ -44,7 +44,7 @@ class Crowd(Scenario):
                         peer.all_reduce_async(x, op=SUM).result()
                     break
                 except PCCLError as error:
-                    if error.result is not Result.INVALID_USAGE or "in flight already" not in error.message:
+                    if error.result is not Result.INVALID_USAGE or "already in flight" not in error.message:
                         raise
                     self.pause()
             other = float(x[0]) - own

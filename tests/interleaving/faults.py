@@ -119,7 +119,7 @@ FAULTS: dict[str, Known] = {
         (
             """
             if self.result is None:
-                self._session.free_tag(self)  # first: a waiting thread may launch the next op at once
+                self._session.free_tag(self)  # first, because a waiting thread may launch the next op
             """,
             "pass",
         ),

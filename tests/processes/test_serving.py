@@ -31,7 +31,7 @@ def begin():
 """
 DROPPED = "begin()\n"
 EXITS = "node = begin()\nsys.exit()\n"
-GOES_ON = "goes on until Ctrl-C or SIGTERM"
+GOES_ON = "continues until Ctrl-C or SIGTERM"
 
 
 class Program:

@@ -28,4 +28,4 @@ def test_what_is_none_is_warned_of_and_ends_nothing(
         for _ in range(2):
             assert number_of("PCCL_TEST", 4, 10) == 4
     (record,) = caplog.records  # each session asks, and would say the same
-    assert record.getMessage() == f"PCCL_TEST={text}: not a number from 0 to 10; 4 is used"
+    assert record.getMessage() == f"PCCL_TEST={text}: not a number from 0 to 10; using 4"

@@ -15,7 +15,7 @@ def test_black_hole_is_evicted(when: str, sick: int) -> None:
     found = watch(when, peer_timeout_s=1.0, seconds=10.0, sick=sick)
     assert found.evicted_healthy == []
     assert found.evicted_sick
-    assert "is the MTU of the path right?" in found.evicted_sick[0]
+    assert "is the path's MTU right?" in found.evicted_sick[0]
     assert found.joins_of_sick == 0
     assert found.steps > 0
 

@@ -1,9 +1,9 @@
-"""The C library's engine: one thread or more of this process, which move the elements of ops.
+"""The C library's engine: one or more threads of this process that transfer the elements of ops.
 
 Only `EngineFastPath.run` and the functions that `EngineFastPath.start` returns wait for the network.
 
-Ops on device arrays are *staged*: their source copies the arrays to host memory, then the op is submitted to the
-engine like any other. The peers see the same op as from a CPU.
+Ops on device arrays are *staged*: their source copies the arrays to host memory, and then the op is submitted to the
+engine like any other. Other peers cannot distinguish it from an op on host memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ EVENTS_MAX = 256
 CLOSED = "the engine is closed"
 _STATS_FIELDS = tuple(name for name, _ in ffi.typeof("pccl_engine_stats").fields)
 RECORDS = int(number_of("PCCL_FLIGHT_RECORDS", 4096, 2**20))
-"""Number of ops that the flight recorder of a communicator remembers; 0: none."""
+"""Number of ops that a communicator's flight recorder keeps; 0 disables it."""
 
 
 class Verdict(IntEnum):
-    """A verdict on an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's at once."""
+    """A verdict on an op. COMMIT_BY_ALL means that all ranks have reported OpDone, so its buffers are released now."""
 
     ABORT = lib.PCCL_ABORT
     COMMIT = lib.PCCL_COMMIT
@@ -51,10 +51,10 @@ class Verdict(IntEnum):
 
 
 class Engine:
-    """The engine of a session. Only from one thread at a time, but `stats` and `records` from any thread."""
+    """A session's engine. Methods must be called by one thread at a time, except `stats` and `records`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        """Start one thread. OSError if the system denies it or something else."""
+        """Start one thread. OSError if the system denies it or another resource."""
         self._group = group
         self._segment_bytes = segment_bytes
         self._force_poll = force_poll
@@ -62,7 +62,7 @@ class Engine:
         self._buffer = ffi.new("pccl_event[]", EVENTS_MAX)
         self._start(1)
         self._last_stats = self.stats()
-        """The counters at the end."""
+        """The counters when the engine was closed."""
 
     def _start(self, threads: int) -> None:
         options = ffi.new("pccl_engine_options *")
@@ -76,11 +76,11 @@ class Engine:
         self._handle = handle
         self._threads = threads
         self._views = [self._new_path(number) for number in range(threads)]
-        """Fast paths of the threads, through which a closed engine may be asked, without a lock of Python's: a signal
-        handler that closes the communicator may interrupt the holder of the lock."""
+        """The threads' fast paths, through which even a closed engine can be queried. This needs no Python lock, whose
+        holder might be interrupted by a signal handler that closes the communicator."""
 
     def divide(self, threads: int) -> None:
-        """Set the number of threads, before there are links and ops. On OSError the engine stays as it is."""
+        """Set the number of threads, before links and ops exist. On OSError the engine is unchanged."""
         if threads != self._threads:
             old = self._handle
             self._start(threads)
@@ -88,11 +88,11 @@ class Engine:
 
     @property
     def event_fds(self) -> list[int]:
-        """Descriptors; at least one is readable while events wait."""
+        """File descriptors, at least one of which is readable while events are pending."""
         return [lib.pccl_engines_event_fd(self._open, number) for number in range(self._threads)]
 
     def close(self) -> None:
-        """Stop the threads, abort open ops and restore their buffers. `stats` and `records` still work then."""
+        """Stop the threads, abort open ops and restore their buffers. `stats` and `records` still work afterwards."""
         self._last_stats = self.stats()
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
@@ -110,61 +110,61 @@ class Engine:
         return bool(self._handle == ffi.NULL)
 
     def forget_after_fork(self) -> None:
-        """Close the copy in a forked child, where the threads do not run."""
+        """Close the copy in a forked child, which does not have the threads."""
         if self._handle != ffi.NULL:
             lib.pccl_engines_forget_after_fork(self._handle)
             self._handle = ffi.NULL
             self._views = []
 
     def new_fast_paths(self) -> list[EngineFastPath]:
-        """Return a fast path into each thread. After `divide`."""
+        """Return a fast path into each thread. Call this after `divide`."""
         return [EngineFastPath(self._new_path(number)) for number in range(self._threads)]
 
     def _new_path(self, number: int) -> Any:
         return ffi.gc(lib.pccl_engines_fast_path(self._open, number), lib.pccl_fast_path_release)
 
     def new_request(self) -> OpRequest:
-        """Return a request to fill, for ops of this group."""
+        """Return an empty request for ops in this group."""
         return OpRequest(self._group, self._segment_bytes)
 
     # Ops.
 
     def check(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """Raise what `submit` would raise for the arguments, without submitting anything."""
+        """Raise the exception that `submit` would raise for these arguments, without submitting the op."""
         self._request.fill(launch, spec)
 
     def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """Start an op. ValueError, RootLostError or MemoryError if the engine does not take it."""
+        """Start an op. ValueError, RootLostError or MemoryError if the engine does not accept it."""
         request, threads = self._request, self._threads
         request.fill(launch, spec)
         slices = request.slices(threads) if threads > 1 else 1
         self._call(lib.pccl_engines_submit, request.native, slices)
 
     def end(self, op: int, verdict: Verdict) -> None:
-        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL or the op has been refused."""
+        """Execute a verdict. OpEnded follows unless the verdict is COMMIT_BY_ALL or the op was refused."""
         self._call(lib.pccl_engines_end, op, verdict)
 
     def freeze(self, epoch: int) -> None:
-        """Stop all ops up to this epoch. GroupFrozen follows."""
+        """Stop all ops of this epoch and earlier ones. GroupFrozen follows."""
         self._call(lib.pccl_engines_freeze, self._group, epoch)
 
     def freeze_op(self, op: int) -> None:
-        """Stop an op. OpFrozen follows, unless the op has been refused."""
+        """Stop an op. OpFrozen follows unless the op was refused."""
         self._call(lib.pccl_engines_freeze_op, op)
 
     def detach(self, op: int) -> None:
-        """Stop an op and restore its caller's arrays. OpDetached follows, also if the op is unknown."""
+        """Stop an op and restore its caller's arrays. OpDetached follows, even if the op is unknown."""
         self._call(lib.pccl_engines_detach, op)
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
-        """Drop what has come for these uses of a tag, which will not be submitted here."""
+        """Drop the data received for these uses of a tag, which will not be submitted here."""
         last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
         self._call(lib.pccl_engines_forget_ops, last, len(uses))
 
     # Links.
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
-        """Take ownership of a connected socket, the link's connection `index`. With `keys` its traffic is encrypted."""
+        """Take ownership of a connected socket, the link's connection `index`. `keys` encrypt its traffic."""
         try:
             native_keys = link_keys(keys)
             if self._handle == ffi.NULL:
@@ -175,11 +175,11 @@ class Engine:
         self._call(lib.pccl_engines_link_add, link, index, fd, native_keys)
 
     def set_link_timeout(self, seconds: float) -> None:
-        """Set for how long data may be in flight without progress before a link is lost; 0: no limit."""
+        """Set how long data may be in flight without progress before a link is lost; 0 means no limit."""
         lib.pccl_engines_set_link_timeout(self._open, round(seconds * 1000))
 
     def count_link(self, link: int) -> None:
-        """Request the counters of a link. LinkCounters from each thread follow, if there is such a link."""
+        """Request a link's counters. LinkCounters from each thread follow if the link exists."""
         self._call(lib.pccl_engines_request_link_metrics, link)
 
     def link_close(self, link: int) -> None:
@@ -188,7 +188,7 @@ class Engine:
     # Events and counters.
 
     def events(self) -> list[EngineEvent]:
-        """Return what has happened since the last call; for each op and for each link in order."""
+        """Return the events since the last call, in order for each op and each link."""
         handle = self._handle
         if handle == ffi.NULL:
             raise EngineFailedError(CLOSED)
@@ -207,25 +207,25 @@ class Engine:
             lib.pccl_fast_path_wake_owner(views[0])
 
     def records(self, since_ns: int) -> list[op_records.Row]:
-        """Return the flight recorder's entries of ops in flight or ended after `since_ns`; none once closed."""
+        """Return the flight recorder's entries for ops in flight or ended after `since_ns`; none after `close`."""
         size = -(-RECORDS // self._threads)
         return [row for view in self._views for row in op_records.read(view, size, since_ns)]
 
     def stats(self) -> dict[str, int]:
-        """Return the counters of all threads together; after `close` those at the end."""
+        """Return the counters of all threads together; after `close`, their final values."""
         all_stats = self.stats_by_thread()
         if len(all_stats) < self._threads:
             return dict(self._last_stats)
         total = {name: sum(stats[name] for stats in all_stats) for name in _STATS_FIELDS}
         for name in ("op_wait_us", "late_ms"):
             total[name] = max(stats[name] for stats in all_stats)
-        # The slices of an op are in flight together, whole ops of different threads one by one.
+        # An op's slices are in flight simultaneously, but whole ops on different threads one after the other.
         del total["in_slices_us"]
         total["in_ops_us"] += max(stats["in_slices_us"] for stats in all_stats)
         return total
 
     def stats_by_thread(self) -> list[dict[str, int]]:
-        """Return the counters of each thread; none once closed."""
+        """Return the counters of each thread; empty after `close`."""
         found = []
         for view in self._views:
             stats = ffi.new("pccl_engine_stats *")
@@ -243,7 +243,7 @@ class Engine:
             raise MemoryError(f"engine: {function.__name__}")
         if status == lib.PCCL_E_INVALID:
             raise ValueError(f"the engine refused the arguments of {function.__name__}")
-        if status != lib.PCCL_OK:  # the system or OpenSSL denies what this process had before
+        if status != lib.PCCL_OK:  # the system or OpenSSL now denies a resource that was available before
             raise EngineFailedError(f"{function.__name__} failed (status {status})")
 
 
@@ -252,22 +252,22 @@ class _Staged:
     launch: SubmitOp
     spec: OpSpec
     source: Source
-    """Holds the host memory of the op, so it is kept until the engine has ended the op."""
+    """Holds the op's host memory, so it is kept until the engine has ended the op."""
     is_submitted: bool = False
     is_frozen: bool = False
 
 
 class StagedOps:
-    """The ops of a session that have a source: submitted to the engine once their input is in host memory."""
+    """A session's ops that have a source. Each is submitted to the engine once its input is in host memory."""
 
     def __init__(self, engine: Engine) -> None:
         self.ops: dict[int, _Staged] = {}
         self.posted: deque[Callable[[], EngineEvent | None]] = deque()
-        """Calls of sources for `events`. Each may return an event."""
+        """Calls posted by sources, which `events` executes. Each may return an event."""
         self._engine = engine
 
     def submit(self, launch: SubmitOp, spec: OpSpec, source: Source) -> None:
-        """Start an op, as `Engine.submit`."""
+        """Start an op, like `Engine.submit`."""
         self._engine.check(launch, spec)
         op = launch.op
         self.ops[op] = _Staged(launch, spec, source)
@@ -295,7 +295,7 @@ class StagedOps:
         self._engine.wake()
 
     def end(self, op: int, verdict: Verdict) -> None:
-        """End an op of `ops`, as `Engine.end`."""
+        """End an op in `ops`, like `Engine.end`."""
         staged = self.ops[op]
         staged.source.abandon()
         if staged.is_submitted:
@@ -307,7 +307,7 @@ class StagedOps:
             self._post(lambda: OpEnded(op, 0, 0))
 
     def freeze_op(self, op: int) -> None:
-        """Stop an op of `ops`, as `Engine.freeze_op`."""
+        """Stop an op in `ops`, like `Engine.freeze_op`."""
         staged = self.ops[op]
         if staged.is_submitted:
             self._engine.freeze_op(op)
@@ -316,11 +316,11 @@ class StagedOps:
             self._post(lambda: OpFrozen(op))
 
     def detach(self, op: int) -> None:
-        """Report OpDetached once the device does not read the op's arrays. The engine has only its host memory."""
+        """Report OpDetached once the device no longer reads the op's arrays. The engine uses only host memory."""
         self.ops[op].source.release(lambda: self._post(lambda: OpDetached(op)))
 
     def events(self, found: list[EngineEvent]) -> list[EngineEvent]:
-        """Return the engine's new events, with those of staged ops."""
+        """Return `found`, the engine's new events, extended by those of staged ops."""
         for each in found:
             if isinstance(each, OpEnded | OpRefused):
                 self.ops.pop(each.op, None)
@@ -331,7 +331,7 @@ class StagedOps:
         return found
 
     def close(self) -> None:
-        """Stop the copies that have not begun."""
+        """Cancel copies that have not begun."""
         for staged in self.ops.values():
             staged.source.abandon()
 
@@ -339,18 +339,18 @@ class StagedOps:
 COMPLETED: int = lib.PCCL_FAST_PATH_COMPLETED
 """The op is committed and its buffers are the caller's."""
 HANDED_OVER: int = lib.PCCL_FAST_PATH_HANDED_OVER
-"""The op is under way, and the session's from now on: OpHandedOver reports it."""
+"""The op is in flight and now belongs to the session, to which OpHandedOver reports it."""
 
 
 class EngineFastPath:
-    """The fast path into one engine thread, from any thread; see native/src/fast_path.h. May outlive the engine."""
+    """The fast path into one engine thread, for any thread (native/src/fast_path.h). May outlive the engine."""
 
     def __init__(self, native: Any) -> None:
         """`native` is a `pccl_fast_path *`, released with this object."""
         self._native = native
 
     def in_ops_ns(self, of_slices: bool) -> int:
-        """Return the thread's time in whole ops by now, or in slices; 0 after its end."""
+        """Return the time that the thread has spent in whole ops, or in slices; 0 after the thread has ended."""
         ns: int = lib.pccl_fast_path_in_ops_ns(self._native, of_slices)
         return ns
 
@@ -360,14 +360,14 @@ class EngineFastPath:
         return number
 
     def close(self) -> None:
-        """Accept no more ops. The engine's events then report every op that has been accepted."""
+        """Stop accepting ops. The engine's events then report every accepted op."""
         lib.pccl_fast_path_close(self._native)
 
     def run(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> tuple[int, int, int]:
         """Submit an op and wait for its end, at most `wait_ms`. No signal handler runs during the wait.
 
-        Returns COMPLETED, HANDED_OVER, or another number if the path was closed before the op was submitted; then the
-        bytes sent and received.
+        Return COMPLETED, HANDED_OVER, or another number if the path was closed before the op was submitted, followed
+        by the numbers of bytes sent and received.
         """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)
@@ -376,10 +376,10 @@ class EngineFastPath:
     def start(
         self, opening: int, request: OpRequest, uses: Any, wait_ms: int
     ) -> Callable[[], tuple[bool, int, int]] | None:
-        """Submit an op without waiting. None if the path was closed before.
+        """Submit an op without waiting. Return None if the path was closed before.
 
-        The returned function waits, at most `wait_ms`, until the op has left the fast path, and returns whether it has
-        completed, and the bytes sent and received. The engine's events report the end if no thread waits for it.
+        The returned function waits, at most `wait_ms`, until the op has left the fast path. It returns whether the op
+        has completed, and the bytes sent and received. If no thread waits for the end, the engine's events report it.
         """
         call = ffi.new("pccl_fast_path_call **")
         outcome = lib.pccl_fast_path_start(self._native, opening, request.native, uses, wait_ms, call)
@@ -390,7 +390,7 @@ class EngineFastPath:
 
 
 def forget_join(join: Callable[[], tuple[bool, int, int]]) -> None:
-    """Never release a started op: in a forked child the lock of the fast path may be held."""
+    """Prevent the release of a started op in a forked child, where the fast path's lock may be held."""
     if isinstance(join, partial):
         ffi.gc(join.args[1], None)
 
@@ -402,7 +402,7 @@ def _join(path: Any, native: Any) -> tuple[bool, int, int]:
 
 
 def use_counter(uses: int) -> Any:
-    """Return a use count of a tag that `EngineFastPath.run` reads and advances; the count itself is at index 0."""
+    """Return a counter of a tag's uses that `EngineFastPath.run` reads and advances; the count is at index 0."""
     return ffi.new("uint64_t *", uses)
 
 

@@ -1,6 +1,6 @@
-"""The events that an engine reports, one class for each kind, and how each is read from the C library.
+"""The events that an engine reports: one class for each kind, and functions that read them from the C library.
 
-Handlers dispatch events by type, with a table of functions, and ignore types that are not in the table.
+Handlers dispatch events by type through a table of functions and ignore types that are not in the table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pccl.types import Collective
 
 
 class EngineFailedError(Exception):
-    """An engine has failed because of this machine or this process."""
+    """An engine has failed, and this machine or this process is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpHandedOver:
-    """The fast path has handed an op over to the session, which treats it as its own."""
+    """The fast path has handed an op over to the session, which now owns it."""
 
     op: int
     sequence: int
@@ -31,7 +31,7 @@ class OpHandedOver:
 
 @dataclass(frozen=True, slots=True)
 class OpFastCompleted:
-    """An op on the fast path is over: all participants are done, and the caller has the result."""
+    """An op on the fast path is over. All participants are done, and the caller has the result."""
 
     op: int
     sequence: int
@@ -57,17 +57,17 @@ class OpCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpFrozen:
-    """The op has stopped: it will not become done if it is not done yet."""
+    """The op has stopped. If it is not done yet, it will never be."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepMismatch:
-    """Two peers passed different steps to an op; None: not given."""
+    """The steps that two peers passed to an op differ. None means that a peer passed none."""
 
     verb: str
-    """The verb for a step in the text."""
+    """The verb before the step in the text."""
     mine: int | None
     theirs: int | None
 
@@ -75,7 +75,7 @@ class StepMismatch:
         """Return the difference as text, naming the two peers."""
         if self.mine is None or self.theirs is None:
             mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
-            return f"{me} gives {mine} where {them} gives {theirs}; all have to give the same step, or none"
+            return f"{me} gives {mine} where {them} gives {theirs}; all peers must give the same step, or none"
         return (
             f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
             "one of them has missed or repeated a step"
@@ -84,32 +84,32 @@ class StepMismatch:
 
 @dataclass(frozen=True, slots=True)
 class OpDetached:
-    """The engine does not use the caller's arrays any more, and has restored them. Also reported for an unknown op."""
+    """The engine has restored the caller's arrays and no longer uses them. Also reported for an unknown op."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpMismatch:
-    """Another peer has a different op with the same key. The texts describe both."""
+    """Another peer has a different op with the same key. `mine` and `theirs` describe the two ops."""
 
     op: int
     link: int
     mine: str
     theirs: str
     rank: int | None = None
-    """The other peer's rank. This peer's own rank, or None: the peer at the other end of the link."""
+    """The other peer's rank. If it is this peer's own rank or None, the other peer is at the other end of the link."""
     is_other_call: bool = False
-    """Another collective was called, not the same one with other arguments."""
+    """Whether the peers called different collectives, rather than the same one with different arguments."""
     size_bytes: tuple[int, int] = (0, 0)
-    """Sizes of this peer's op and of the other peer's."""
+    """Sizes of this peer's op and the other peer's."""
     steps: StepMismatch | None = None
     """The steps, if they differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpEnded:
-    """The engine has given the op's buffers back after the verdict."""
+    """The engine has executed the verdict and returned the op's buffers."""
 
     op: int
     tx_bytes: int
@@ -160,7 +160,7 @@ class LinkCounters:
     full_bytes: int
     thread: int = 0
     busy_ms: int = 0
-    """Time with unacknowledged data, of the busiest connection."""
+    """Time during which the busiest connection had unacknowledged data."""
     sender_ms: int = 0
     """The part of `busy_ms` that this end's send buffer limited."""
     receiver_ms: int = 0
@@ -168,19 +168,19 @@ class LinkCounters:
     stuck_ms: int = 0
     """Time since the last acknowledgement, while data is unacknowledged."""
     delivered: int = 0
-    """TCP segments that were acknowledged, and those that were lost and sent again."""
+    """Number of TCP segments that were acknowledged, and below of those that were retransmitted."""
     resent: int = 0
     unacked_bytes: int = 0
-    """Unacknowledged bytes of all connections now."""
+    """Current number of unacknowledged bytes on all connections."""
     round_trip_us: int = 0
-    """The longest round trip of its connections now, and the shortest one seen."""
+    """The current round trip, the longest of all connections, and below the shortest one ever seen."""
     round_trip_us_min: int = 0
     unheard_ops: int = 0
     """Number of ops that the peer has not announced here."""
     inbound_ops: int = 0
-    """Number of ops that lack data from the peer or through it."""
+    """Number of ops that lack data from the peer or forwarded by it."""
     undone_ops: int = 0
-    """Number of ops that are done here and lack the peer's DONE."""
+    """Number of ops that are done here but lack the peer's DONE."""
 
 
 COUNTERS = [field.name for field in fields(LinkCounters) if field.name not in ("link", "thread")]
@@ -197,7 +197,7 @@ class LinkLimited:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine can only be closed, because of a failure of this machine."""
+    """The engine has failed because of this machine or process, and can only be closed."""
 
     reason: str
 
@@ -288,4 +288,4 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),
     lib.PCCL_EVENT_ENGINE_FAILED: lambda event: EngineFailed(_failure_reason(event)),
 }
-"""Makes an event of a `pccl_event` of the C library, by its kind."""
+"""Functions that convert a `pccl_event` of the C library to an event, by its kind."""

@@ -1,23 +1,23 @@
 """Small ops that the caller's thread runs itself, without the trio thread.
 
-A launched op takes four hand-overs: caller, trio thread, engine, trio thread, caller. A caller that only waits uses the
-engine's fast path instead (native/src/fast_path.h): it submits the op and waits until all participants are done; the
-session learns of the op later. Rules:
+A launched op needs four hand-overs: from the caller to the trio thread, to the engine, to the trio thread and back to
+the caller. Small ops use the engine's fast path instead (native/src/fast_path.h): the caller submits the op and waits
+until all participants are done, and the session is notified later. Rules:
 
-1. The session opens the fast path while its machine has a `plain_start`. Before it passes anything to the machine that
-   bears on ops, such as a message of the master, it closes the fast path, which is a cut, and reports the ops before
-   the cut to the machine. So the machine decides as if it had launched each of them.
-2. The uses of a tag are counted in one place at a time: by the fast path from the first op with that tag until the
-   path is closed or the session launches an op with it (`forget_uses`), otherwise by the machine. Two threads never
-   count the same tag, since two ops in flight have different tags. Point-to-point ops have tags of their own for each
-   pair and direction.
-3. The machine launches a tag's first op in an epoch. A launch after an op on the fast path finds that op counted: see
-   the order of events in `session.ops`.
-4. A caller may also start an op and wait later, or never (`start`). If a caller waits when the engine completes the op,
-   the caller ends it; otherwise the session is notified and ends it. A caller that gives the op up asks the session,
-   which closes the path first: then the op is the session's, if it is not over.
-5. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op does not
-   exist; after it, the session learns of it like of any other.
+1. The session opens the fast path while its machine has a `plain_start`. Before it passes to the machine any input that
+   affects ops, such as a message from the master, it closes the fast path and reports to the machine all ops that used
+   it. So the machine decides as if it had launched each of them itself.
+2. A tag's uses are counted in one place at a time: by the fast path from the first op with that tag until the path is
+   closed or the session launches an op with it (`forget_uses`), otherwise by the machine. Two threads never count the
+   same tag, because ops in flight have different tags. Point-to-point ops have separate tags for each pair and
+   direction.
+3. The machine launches a tag's first op in an epoch. When it launches a later one, ops on the fast path are already
+   counted (see the order of events in `session.ops`).
+4. A caller may also start an op and wait later, or never (`start`). If a caller is waiting when the engine completes
+   the op, the caller ends it; otherwise the session is notified and ends it. A caller gives an op up through the
+   session, which closes the path first; if the op is not over then, it belongs to the session.
+5. A signal handler may raise at any moment in the caller's thread. Before the single call that submits it, the op does
+   not exist; afterwards, the session is notified of it like of any other op.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from pccl.runtime.data_plane.op_spec import Buffers, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
 
 WAIT_MS = 20
-"""Longest wait on the fast path, where no signal is handled; a longer op becomes the session's."""
+"""Longest wait on the fast path, during which no signal is handled; a longer op is handed over to the session."""
 BYTES_MAX = 16 << 20
-"""For larger ops the hand-overs do not matter."""
+"""Larger ops do not use the fast path, because their hand-overs cost relatively little."""
 COUNT_SAFE = BYTES_MAX // 8
-"""This many elements fit whatever their type is."""
+"""This many elements of any type fit into BYTES_MAX."""
 
 
 class _Tag:
-    """A tag with an op on the fast path. The claim of its op in flight protects it."""
+    """A tag with an op on the fast path. The op in flight has claimed the tag, so only its caller uses this object."""
 
     __slots__ = ("is_suited", "request", "uses")
 
     def __init__(self, uses: int, request: OpRequest) -> None:
         self.uses = use_counter(uses)
         self.request = request
-        """The request of the last op: usually the next one is of the same kind."""
+        """The last op's request, because the next op is usually of the same kind."""
         self.is_suited = False
-        """Whether ops of this kind may take the fast path."""
+        """Whether ops of this kind may use the fast path."""
 
 
 @dataclass(slots=True)
 class _Opening:
-    """An opening of the fast path, until it is closed."""
+    """One period during which the fast path is open."""
 
     numbers: list[int]
-    """The number of the opening in each engine thread."""
+    """The opening's number in each engine thread."""
     start: SubmitOp
     tags: dict[OpName, _Tag] = field(default_factory=dict)
     """The tags whose uses are counted here."""
@@ -75,34 +75,34 @@ class _Opening:
 
 
 class FastPath:
-    """The fast path of a session. The trio thread opens and closes it; `run` is for all other threads."""
+    """A session's fast path. The trio thread opens and closes it; `run` is for all other threads."""
 
     def __init__(self, machine: Peer, engine: Engine) -> None:
         self._machine = machine
         self._engine = engine
         self.has_threads = False
-        """Whether there are several engine threads, whose events are not ordered relative to each other."""
+        """Whether there are several engine threads; events of different threads are not ordered."""
         self._paths: list[EngineFastPath] = []
-        """The fast paths of the engine threads."""
+        """The engine threads' fast paths."""
         self.open_with: SubmitOp | None = None
-        """The start of its ops while it is open."""
+        """The start that ops use while the path is open."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
-        """Ops on the fast path, and those whose events the session has not handled yet."""
+        """Ops on the fast path, and ops whose events the session has not handled yet."""
 
     def attach(self) -> None:
-        """Create the fast paths, after the number of engine threads is set."""
+        """Create the fast paths. Call this after the number of engine threads is set."""
         self._paths = self._engine.new_fast_paths()
         self.has_threads = len(self._paths) > 1
 
     def open(self, start: SubmitOp) -> None:
-        """Accept ops with this start."""
-        assert self._opening is None, "the events of the last opening come first"
+        """Start accepting ops with this start."""
+        assert self._opening is None, "the last opening's events must be handled first"
         self._opening = _Opening([path.open() for path in self._paths], start)
         self.open_with = start
 
     def close(self) -> bool:
-        """Accept no more ops. Return whether it was open: then the engine's events report all ops on it."""
+        """Stop accepting ops. Return whether the path was open; if so, the engine's events report all its ops."""
         if self._opening is None:
             return False
         self._opening = self.open_with = None
@@ -111,7 +111,7 @@ class FastPath:
         return True
 
     def in_ops_ns(self) -> int:
-        """Return the time that the engine has spent in ops, as its `in_ops_us`. Any thread."""
+        """Return the time that the engine has spent in ops, like its `in_ops_us`. Any thread."""
         if len(self._paths) == 1:
             return self._paths[0].in_ops_ns(of_slices=False)
         slices = max((path.in_ops_ns(of_slices=True) for path in self._paths), default=0)
@@ -123,17 +123,17 @@ class FastPath:
             self._opening.tags.pop(name, None)
 
     def handed_over(self, event: OpHandedOver) -> PendingOp:
-        """Return an op that was handed over."""
+        """Remove and return an op that was handed over."""
         return self._running.pop(event.op)
 
     def completed(self, event: OpFastCompleted) -> PendingOp:
-        """Finish and return an op that is over. Its caller may have been interrupted before it took the result."""
+        """Finish and return a completed op. A signal may have interrupted its caller before it took the result."""
         op = self._running.pop(event.op)
         op.succeed(event.tx_bytes, event.rx_bytes)
         return op
 
     def has(self, op: PendingOp) -> bool:
-        """Return whether an op may have been submitted here, and the session has not handled its events."""
+        """Return whether an op may have been submitted here without the session having handled its events yet."""
         return op.op in self._running
 
     def drop(self, op: PendingOp) -> None:
@@ -145,8 +145,8 @@ class FastPath:
         return list(self._running.values())
 
     def run(self, op: PendingOp, waits: bool = True) -> bool:
-        """Run a new op whose tag the caller has claimed. Return False if it has to be launched; else it is over, or the
-        session's from now on, or, without `waits`, started."""
+        """Run a new op whose tag the caller has claimed. Return False if the op must be launched by the session.
+        Otherwise it is over, handed over to the session or, if not `waits`, started."""
         opening, spec = self._opening, op.spec
         assert spec is not None
         if opening is None or spec.source is not None:
@@ -159,7 +159,7 @@ class FastPath:
             try:
                 buffers = buffers.place(start.rank, start.world_size)  # type: ignore[union-attr]
             except ValueError:
-                return False  # as the session will report
+                return False  # the session reports it
         if buffers.count > COUNT_SAFE and buffers.count * spec.dtype.itemsize > BYTES_MAX:
             return False
         op.shared_tag = start.tag | op.tag
@@ -174,7 +174,7 @@ class FastPath:
             if request.refill(start, spec, buffers, op.op, op.shared_tag):
                 tag.is_suited = threads == 1 or request.slices(threads) == 1
         except (ValueError, RootLostError):
-            return False  # as the session will report
+            return False  # the session reports it
         if not tag.is_suited:
             return False
         thread = first_thread(op.shared_tag, tag.uses[0], threads) if threads > 1 else 0

@@ -1,7 +1,7 @@
-"""The engine's flight recorder, read: one record for each op, joined from those of its slices.
+"""Reads the engine's flight recorder. Each op gets one record, joined from the records of its slices.
 
-An op begins with the first of its slices and ends with the last. Ranks are those of the ring of the op's epoch; in a
-send and its recv the sender has rank 0 and the receiver rank 1.
+An op begins with its first slice and ends with its last. Ranks refer to the ring of the op's epoch, but in a send and
+its recv the sender has rank 0 and the receiver rank 1.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ NAMES: tuple[str, ...] = COLUMNS.names or ()
 COLLECTIVES = {int(each): each.name.lower() for each in Collective}
 ALGORITHMS = {int(each): each.name.lower() for each in ReduceAlgorithm}
 RECEIVER = 1
-"""The rank of the receiver among the two of a send."""
+"""The receiver's rank in a send."""
 DTYPES = {int(each): each for each in DataType}
 
 
 Row = SimpleNamespace
-"""A record of the C library: its fields as attributes."""
+"""A record from the C library, with its fields as attributes."""
 
 
 def read(path: Any, records: int, since_ns: int) -> list[Row]:
-    """Return the records of ops in flight or ended after `since_ns`, from the engine of a fast path."""
+    """Return the records of ops that are in flight or ended after `since_ns` in the engine of a fast path."""
     found = np.empty(records, COLUMNS)
     count = lib.pccl_fast_path_read_records(path, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
     return [Row(**dict(zip(NAMES, values, strict=True))) for values in found[:count].tolist()]
@@ -62,8 +62,8 @@ def name_of(row: Row) -> Name:
 
 
 def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int]) -> list[int] | None:
-    """Return some of the peers that may not have launched the op in flight with a tag; at least one if any is missing.
-    None if it is the only op in flight, or has no record."""
+    """Return some of the peers that may not have launched the op in flight with this tag, at least one if any is
+    missing. Return None if it is the only op in flight or has no record."""
     open_rows = [row for row in rows if not row.ended_ns]
     found = [row for row in open_rows if (row.epoch, row.tag) == (epoch, tag)]
     if not found or len(found) == len(open_rows):
@@ -81,7 +81,7 @@ def _kind(row: Row) -> str:
 
 @dataclass(slots=True)
 class Launch:
-    """The session's part of the record of an op that did not take the fast path."""
+    """The part of an op's record that the session keeps, if the op did not use the fast path."""
 
     launched_ns: int
     caller: int
@@ -93,7 +93,7 @@ class Launch:
 def joined(
     rows: Sequence[Row], launch: Launch | None, ring: Sequence[int], caller_number: Callable[[int], int]
 ) -> OpRecord:
-    """Join the records of one op. `ring`: the peers of its epoch by rank, empty if unknown."""
+    """Join the records of one op. `ring` lists its epoch's peers by rank; it is empty if they are unknown."""
     first = rows[0]
     pair = ranks_of(first.tag)
     ranks = range(len(ring)) if pair is None else pair
@@ -124,7 +124,7 @@ def joined(
     outcome = max(row.outcome for row in rows) if ended_ns else lib.PCCL_RECORD_OPEN
     result = {lib.PCCL_RECORD_COMMITTED: "SUCCESS", lib.PCCL_RECORD_ABORTED: "ABORTED"}.get(outcome, "")
     reason, agreed_ns = "", all_by("completed_ns")
-    if launch is None and agreed_ns and result != "ABORTED":  # on the fast path: its caller goes on before the engine
+    if launch is None and agreed_ns and result != "ABORTED":  # fast path: the caller continues first
         ended_ns, result = agreed_ns, "SUCCESS"
     if launch is not None:
         if launch.launched_ns:

@@ -1,4 +1,4 @@
-"""An op as the C library takes it: fills a `pccl_op_request` from the caller's spec and the machine's launch."""
+"""Fills a `pccl_op_request` of the C library from the caller's spec and the machine's launch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 EXCHANGES = (Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
-"""Collectives of parts, which travel directly if all peers are linked."""
+"""Collectives that exchange parts. If all peers are linked, the parts are sent directly."""
 
 
 class OpRequest:
-    """A `pccl_op_request`, filled for each op. Only from one thread at a time."""
+    """A `pccl_op_request` that is filled for each op. For one thread at a time."""
 
     def __init__(self, group: int, segment_bytes: int = 0) -> None:
-        """`segment_bytes` 0: chosen by the size of each op."""
+        """If `segment_bytes` is 0, each op's size determines it."""
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
         self._counts: tuple[Any, Any] = ffi.NULL, ffi.NULL
@@ -28,15 +28,15 @@ class OpRequest:
         self._spread_count = 0
         self._launch: SubmitOp | None = None
         self._kind: tuple[Any, ...] = ()
-        """The op that it was filled for, without its memory."""
+        """The arguments, except the memory, of the op for which the request was last filled."""
         self.count = 0
-        """Elements of the op."""
+        """Number of elements of the op."""
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
     def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers, op: int, tag: int) -> bool:
-        """Fill the request, with this number and tag. Return False, in a tenth of the time, if only the memory differs
-        from the last op."""
+        """Fill the request, with the given op number and tag. If only the memory differs from the last op, this takes a
+        tenth of the time and returns False."""
         kind = (
             spec.collective,
             buffers.count,
@@ -65,8 +65,8 @@ class OpRequest:
         return True
 
     def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
-        """Fill the request, with `buffers` if they are not those of `spec`. ValueError if the algorithm needs missing
-        links; ValueError and RootLostError as in `Placement.place` and `Root.rank_in`."""
+        """Fill the request; `buffers` replace those of `spec`. ValueError if the algorithm needs links that are
+        missing; ValueError and RootLostError as in `Placement.place` and `Root.rank_in`."""
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
         self._launch, self._kind = None, ()
@@ -81,10 +81,10 @@ class OpRequest:
         shape.collective = spec.collective
         shape.root = spec.root.rank_in(launch.ring) if spec.root is not None else 0
         shape.count = self.count = buffers.count
-        # As if each rank had a chunk: the only chunk of a broadcast is all of it.
+        # Sized as if each rank had a chunk, because a broadcast's only chunk is its whole array.
         is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
         self._spread_count = buffers.count * (world_size if is_whole else 1)
-        if spec.collective is Collective.ALL_TO_ALL:  # no rank knows the sizes of all parts
+        if spec.collective is Collective.ALL_TO_ALL:  # no rank knows the sizes of all parts, so none is assumed
             self._spread_count = 0
         shape.dtype = spec.dtype
         shape.reduce_op = spec.reduce_op
@@ -136,7 +136,7 @@ class OpRequest:
         request.recv = ffi.cast("void *", buffers.recv)
 
     def _algorithm(self, launch: SubmitOp, dtype: DataType) -> int:
-        """Return the ReduceAlgorithm that suits the op, the same on all peers."""
+        """Return the ReduceAlgorithm that suits the op. All peers choose the same one."""
         shape = self.native.shape
         if launch.direct_limit != UNKNOWN and not shape.quantization:
             is_direct = self._spread_count * dtype.itemsize <= launch.direct_limit
@@ -145,7 +145,7 @@ class OpRequest:
         return found
 
     def slices(self, engines: int) -> int:
-        """Return the number of slices for this number of engines per peer."""
+        """Return the number of slices to use with this number of engines per peer."""
         shape = self.native.shape
         found: int = lib.pccl_slices_default(
             self._spread_count, shape.dtype, shape.segment_bytes, shape.world_size, engines
@@ -157,23 +157,23 @@ def _addresses(parts: Sequence[int] | None) -> Any:
     return ffi.NULL if parts is None else ffi.new("void *[]", [ffi.cast("void *", part) for part in parts])
 
 
-# Shapes of ops, which peers compare: an array's dimensions as a number, and a `pccl_op_shape` as text for errors.
+# Peers compare the shapes of ops. An array's dimensions become a number, and a `pccl_op_shape` becomes text for errors.
 #
-# Dimensions, and the dtype of an array that travels as bytes, have a number of 64 bits:
+# Dimensions, and the dtype of an array that is sent as bytes, are encoded as a number of 64 bits:
 #
 #     0              neither dimensions nor dtype
-#     bit 63 clear   from the lowest bits on, for each dimension from the last to the first: its width in six bits, then
-#                    its value in as many bits as the width; then a 1
-#     bit 63 set     63 bits of a BLAKE2b of the dimensions, if there are any, and the dtype
+#     bit 63 clear   starting at the lowest bits, for each dimension from the last to the first: its width in six bits,
+#                    then its value in that many bits; finally a 1
+#     bit 63 set     63 bits of a BLAKE2b hash of the dimensions, if there are any, and the dtype
 
 WIDTH_BITS = 6
 DIGEST_FLAG = 1 << 63
 REMEMBERED_MAX = 4096
 
 _number_of: dict[tuple[tuple[int, ...] | None, str], int] = {}
-"""A cache, so that a small op does not compute its number again."""
+"""A cache, so that repeated small ops do not recompute their numbers."""
 _digested: dict[int, tuple[tuple[int, ...] | None, str]] = {}
-"""Dimensions and dtypes by their digests."""
+"""Dimensions and dtypes by their digest."""
 
 FOUR_BITS = {DataType.UINT8: lib.PCCL_CODE_UINT4, DataType.INT8: lib.PCCL_CODE_INT4}
 ROOT_ROLES = {
@@ -185,7 +185,7 @@ ROOT_ROLES = {
 
 
 def number_of(dimensions: tuple[int, ...] | None, dtype: str = "") -> int:
-    """Return the number of dimensions, of a dtype or of both; 0 for neither. Thread-safe."""
+    """Return the number that encodes the dimensions, the dtype or both; 0 for neither. Thread-safe."""
     if dimensions is None and not dtype:
         return 0
     known = _number_of.get((dimensions, dtype))
@@ -209,7 +209,7 @@ def _remembered(dimensions: tuple[int, ...] | None, dtype: str) -> int:
 
 
 def dimensions_of(number: int) -> tuple[int, ...] | None:
-    """Return the dimensions with this number; None for 0, and for a number that cannot be decoded. Thread-safe."""
+    """Return the dimensions that a number encodes, or None if it is 0 or cannot be decoded. Thread-safe."""
     if number & DIGEST_FLAG:
         return _digested.get(number, (None, ""))[0]
     dimensions = []
@@ -232,19 +232,19 @@ def _describe_dimensions(number: int) -> str:
 
 
 def code_type(quantization: QuantizationOptions) -> int:
-    """Return the engine's number for the type of a quantized element on the wire."""
+    """Return the engine's code for the type of a quantized element on the wire."""
     datatype = quantization.quantized_datatype
     return FOUR_BITS[datatype] if quantization.bits == 4 else datatype
 
 
 def size_bytes(shape: Any) -> int:
-    """Return the size of the shape's elements; 0 for an unknown dtype."""
+    """Return the total size of the shape's elements; 0 for an unknown dtype."""
     found: int = shape.count * lib.pccl_dtype_bytes(shape.dtype)
     return found
 
 
 def describe(shape: Any, with_dimensions: bool, *, is_mine: bool = False) -> str:
-    """Return a `pccl_op_shape` as text. `is_mine`: this peer's expectation of the other peer's op."""
+    """Return a `pccl_op_shape` as text. For an all_to_all, `is_mine` describes what this peer expects of the other."""
     text = _name(ReduceOp, shape.reduce_op)
     if shape.collective in (Collective.REDUCE_SCATTER, Collective.REDUCE):
         text = f"{_name(Collective, shape.collective).lower()} {text}"

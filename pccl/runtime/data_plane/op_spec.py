@@ -1,9 +1,9 @@
-"""An op as its caller describes it: the arithmetic, this peer's arrays, and what all peers must have alike.
+"""An op as its caller describes it: the arithmetic, this peer's arrays, and arguments that must match on all peers.
 
-An `OpSpec` is made in the caller's thread, before the participants are known. What depends on them is computed later:
+An `OpSpec` is created in the caller's thread, before the participants are known. It describes the arrays by:
 
-    Buffers     addresses that are known
-    Placement   buffers whose sizes depend on the number of peers, known when the op starts
+    Buffers     addresses that are already known
+    Placement   buffers whose sizes depend on the number of peers, computed when the op starts
     Source      arrays that are not in host memory
 """
 
@@ -18,27 +18,27 @@ from pccl.types import Collective, DataType, QuantizationOptions, ReduceAlgorith
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Memory that an op reads and writes. `keep` refers to the owner of the memory."""
+    """Memory that an op reads and writes. `keep` is a reference that keeps the memory alive."""
 
     send: int
     recv: int
     count: int
     keep: Any
     parts: tuple[Sequence[int], Sequence[int]] | None = None
-    """The elements of an all_to_all that this peer sends to each rank, and receives from each."""
+    """For an all_to_all, the numbers of elements that this peer sends to each rank and receives from each rank."""
     send_parts: Sequence[int] | None = None
     """The addresses of the parts for each rank, if they are not contiguous at `send`."""
     recv_parts: Sequence[int] | None = None
-    """The same for the parts from each rank and `recv`."""
+    """The addresses for the parts from each rank, if they are not contiguous at `recv`."""
 
     @property
     def are_whole(self) -> bool:
-        """Whether one contiguous array is sent, and one received."""
+        """Whether the op sends one contiguous array and receives one."""
         return self.send_parts is None and self.recv_parts is None
 
 
 class Placement(Protocol):
-    """Buffers whose sizes depend on the participants, which are known when the op starts."""
+    """Buffers whose sizes depend on the participants, which are known only when the op starts."""
 
     def place(self, rank: int, world_size: int) -> Buffers:
         """Return the buffers, with the engine's `count`. ValueError if the caller's arrays do not fit."""
@@ -48,16 +48,16 @@ class Source(Protocol):
     """Arrays that the engine cannot read, for one launch of an op."""
 
     def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
-        """Start to copy the input to host memory, and pass the buffers or the error to `arrived`, from any thread."""
+        """Start copying the input to host memory. `arrived` gets the buffers or the error, in any thread."""
 
     def abandon(self) -> None:
-        """Do not copy what has not been copied."""
+        """Skip the copies that have not been made yet."""
 
     def release(self, released: Callable[[], None]) -> None:
-        """Call `released` once, from any thread, when the caller's arrays are not read any more."""
+        """Call `released` once, in any thread, when the caller's arrays are no longer read."""
 
     def deliver(self) -> None:
-        """Copy the results of a committed op to where the caller wants them, in the caller's thread."""
+        """Copy a committed op's results to the caller's arrays. Runs in the caller's thread."""
 
 
 class RootLostError(Exception):
@@ -65,18 +65,18 @@ class RootLostError(Exception):
 
 
 class Root(NamedTuple):
-    """The root of an op, as its caller saw the group."""
+    """The root of an op in the group that the caller saw."""
 
     rank: int
     peer: int
-    """0: the rank did not exist."""
+    """0 if the rank did not exist."""
 
     def rank_in(self, ring: Sequence[int]) -> int:
         """Return the root's rank in this ring. ValueError if the rank did not exist, RootLostError if it has left."""
         if self.peer == 0:
             raise ValueError(f"rank {self.rank} does not exist in a group of {len(ring)} peers")
         if self.peer not in ring:
-            raise RootLostError(f"peer {self.peer}, the root, has left; call again with a rank of the present group")
+            raise RootLostError(f"peer {self.peer}, the root, has left; call again with a rank in the current group")
         return ring.index(self.peer)
 
 
@@ -88,41 +88,41 @@ class Pair(NamedTuple):
 
 
 class OpSpec(NamedTuple):
-    """An op as its caller describes it: what all peers must have alike, and this peer's buffers."""
+    """An op as its caller describes it."""
 
     tag: int
     dtype: DataType
     reduce_op: ReduceOp
     quantization: QuantizationOptions | None
     buffers: Buffers | Placement
-    """This peer's buffers. If the op has a source, only their count is used."""
+    """This peer's buffers. If the op has a source, only their `count` is used."""
     algorithm: ReduceAlgorithm | None = None
     collective: Collective = Collective.ALL_REDUCE
     root: Root | None = None
-    """The root, of a collective that has one."""
+    """The root, if the collective has one."""
     pair: Pair | None = None
     """The other peer of a send or recv."""
     source: Source | None = None
-    """The source of this launch, made by `new_source`."""
+    """The source for this launch, created by `new_source`."""
     new_source: Callable[[], Source] | None = None
-    """Makes a source for each launch, in the launching thread."""
+    """Creates a source for each launch, in the launching thread."""
     segment_bytes: int = 0
-    """0: chosen by the size of the op."""
+    """If 0, the op's size determines it."""
     step: int | None = None
-    """The caller's step number, the same on all peers; None: not given."""
+    """The caller's step number, if given. It must match on all peers."""
     shape: tuple[int, ...] | None = None
-    """Shape of the caller's array, the same on all peers; None: no array."""
+    """Shape of the caller's array, if there is one. It must match on all peers."""
     bytes_of: str = ""
-    """Dtype of an array that travels as bytes, the same on all peers."""
+    """Dtype of an array that is sent as bytes. It must match on all peers."""
     new_array: Callable[[], Any] | None = None
-    """Returns the result of an all_reduce, if it is not in an array of the caller's."""
+    """Returns the result of an all_reduce that is not written to an array passed by the caller."""
     written: Callable[[], None] | None = None
     """Called when a result is in the caller's arrays, before the op is reported as over."""
     is_overlapped: bool = False
-    """Whether the caller waits later or never: see `overlapped_waits`."""
+    """Whether the caller waits later or never (see `overlapped_waits`)."""
 
     def launched(self) -> OpSpec:
-        """Return the spec for one launch, with a source of its own where it needs one."""
+        """Return the spec for one launch, with a new source if it needs one."""
         return self if self.new_source is None else self._replace(source=self.new_source(), new_source=None)
 
     def placed(self, rank: int, world_size: int) -> OpSpec:

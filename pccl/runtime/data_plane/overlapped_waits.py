@@ -1,8 +1,8 @@
-"""Waiting times of callers in ops that they launched before, such as through handles.
+"""The time that callers spend waiting for ops that they launched earlier, for example through handles.
 
-The engine times an op from its launch only if the caller waits from then on. An op that overlaps with computation costs
-no time until its handle is waited for. These waits are added to the engine's counters here, and the master finds
-stragglers by the sum (`protocol.stragglers`). Simultaneous waits count once, and only while the engine times no op.
+The engine times an op from its launch only if its caller waits from then on. An op that overlaps with computation costs
+no time until a caller waits for its handle. This module adds these waits to the engine's counters; the master uses the
+sum to find stragglers (`protocol.stragglers`). Concurrent waits count once, and only while the engine times no op.
 
 Callers append notes to a queue without a lock, because a signal handler may run in the middle of a wait.
 """
@@ -23,18 +23,18 @@ class OverlappedWaits:
     """The waits of one session. `new`, `begin`, `end` and `joined` are for any thread and for signal handlers."""
 
     def __init__(self, in_ops_ns: Callable[[], int] = lambda: 0) -> None:
-        """`in_ops_ns` returns the engine's time in ops by now. Any thread."""
+        """`in_ops_ns` returns the time that the engine has spent in ops so far; it may be called in any thread."""
         self._in_ops_ns = in_ops_ns
         self._numbers = itertools.count(1)
         self._notes: deque[tuple[int, int, int]] = deque()
-        """The number of a wait that begins, minus that of one that ends, or JOINED; and the time by both clocks."""
+        """A wait's number if it begins, its negative if it ends, or JOINED; then the time on both clocks."""
         self._taking = threading.Lock()
         self._begun: dict[int, int] = {}
-        """When each open wait began."""
+        """The time when each open wait began."""
         self._since = (0, 0)
-        """Time since which there are open waits, by both clocks."""
+        """The time when the current period of open waits began, on both clocks."""
         self._total_ns = 0
-        """Time in waits before that."""
+        """Time spent in waits before that period."""
 
     def new(self) -> int:
         """Return the number of a new wait."""
@@ -44,7 +44,7 @@ class OverlappedWaits:
         self._notes.append((number, time.monotonic_ns(), self._in_ops_ns()))
 
     def end(self, number: int) -> None:
-        """Note the end of a wait. Has no effect on one that has not begun."""
+        """Note the end of a wait. This has no effect if the wait has not begun."""
         self._notes.append((-number, time.monotonic_ns(), self._in_ops_ns()))
 
     def joined(self, began_ns: int) -> None:

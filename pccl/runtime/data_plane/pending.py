@@ -1,8 +1,8 @@
 """An op in flight, from its launch to its result.
 
-The caller's arrays belong to pccl until the op is *released*: when it is over, or earlier, when its caller gives it up
-and the engine has put back what it overwrote (native/include/pccl_native.h, pccl_engine_detach). Giving up takes the
-arrays back at once; only the master and the other peers decide what becomes of the op.
+The caller's arrays belong to pccl until the op is *released*. That happens when it is over, or earlier, when its caller
+gives it up and the engine has restored what it overwrote (native/include/pccl_native.h, pccl_engine_detach). Giving up
+returns the arrays immediately, but the op's outcome is still decided by the master and the other peers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pccl.types import Result
 OpName = tuple[int, Pair | None]
 
 JOIN_S = 0.1
-"""A wait with a shorter timeout does not wait in the engine, which cannot end such a wait."""
+"""A wait with a shorter timeout does not wait in the engine, because a wait there cannot be ended early."""
 
 
 class Session(Protocol):
-    """The session of an op, for any thread."""
+    """An op's session. All methods may be called in any thread."""
 
     def ask_for_release(self, op: PendingOp) -> None: ...
 
@@ -43,39 +43,39 @@ class PendingOp:
     """An op from its launch to its result. `wait` is for any thread, `async_wait` for trio and asyncio."""
 
     launched_ns = 0
-    """Launch time on the monotonic clock, and the launching thread; 0: the engine records them."""
+    """Launch time on the monotonic clock, and below the launching thread; 0 if the engine records them."""
     caller = 0
     waits: OverlappedWaits | None = None
-    """The session's waits, for an op whose caller waits later; None: the engine times it."""
+    """The session's waits, if the op's caller waits later; None if the engine times the op."""
 
     def __init__(self, op: int, spec: OpSpec, session: Session) -> None:
         self.op = op
         self._session = session
         self.spec: OpSpec | None = spec
         self.source = spec.source
-        """The source of arrays on a device, which delivers the result if the op succeeds."""
+        """The source for arrays on a device; it delivers the result if the op succeeds."""
         self.new_array = spec.new_array
-        """Returns the result, if it is not in an array of the caller's."""
+        """Returns the result if it is not written to an array passed by the caller."""
         self.written = spec.written
         """Called when a result is in the caller's arrays."""
         self.is_given_up = False
-        """Whether the caller has its arrays back without the result, or will when the op is released."""
+        """Whether the caller gets its arrays back without the result, at the latest when the op is released."""
         self.tag = spec.tag
         self.shared_tag = spec.tag
-        """The tag that all participants use on the fast path. That of a point-to-point op names the pair."""
+        """The tag that all participants use on the fast path. For a point-to-point op it also identifies the pair."""
         self.name: OpName = spec.tag, spec.pair
         """Unique among the ops in flight."""
         self.result: OpResult | None = None
         self.is_committed = False
-        """Whether the engine has been told to commit the op, and so has its result."""
+        """Whether the engine has been told to commit the op; it then has the result."""
         self.epoch: int | None = None
         """The op's epoch; None before it starts."""
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0
         self.join: Callable[[], tuple[bool, int, int]] | None = None
-        """Waits, some milliseconds at most, for an op that was started on the fast path, and returns whether it has
-        succeeded, and the bytes sent and received. None for other ops."""
+        """For an op started on the fast path: waits a few milliseconds at most for its end, and returns whether it has
+        succeeded and the numbers of bytes sent and received. None for other ops."""
         self.is_released = False
         """Whether pccl has stopped reading and writing the caller's arrays."""
         self._over = Latch()
@@ -84,7 +84,7 @@ class PendingOp:
         self._release_wakers: list[Waker | Latch] = []
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the op is over. Return False if the time passed first. A signal handler that raises ends the
+        """Wait until the op is over. Return False if the timeout passes first. A signal handler that raises ends the
         wait."""
         if self.join is not None and (timeout_s is None or timeout_s > JOIN_S):
             self.join_started()
@@ -96,11 +96,11 @@ class PendingOp:
             waits.begin(number)
             return self._over.wait(timeout_s)
         finally:
-            if self.waits is not None:  # as in a forked child
+            if self.waits is not None:  # it is None in a forked child
                 waits.end(number)
 
     def join_started(self) -> None:
-        """Wait for an op on the fast path within the engine: it is over then, unless it takes long."""
+        """Wait in the engine for an op on the fast path. Afterwards the op is over unless it takes long."""
         join, waits = self.join, self.waits
         if join is None or self._over._is_set:
             return
@@ -114,7 +114,7 @@ class PendingOp:
             self.join = None
 
     async def async_wait(self, timeout_s: float | None = None, *, is_shielded: bool = False) -> None:
-        """Wait until the op is over or the time has passed. For coroutines of trio or asyncio, in any thread."""
+        """Wait until the op is over or the timeout passes. For trio or asyncio coroutines in any thread."""
         await self.async_wait_any([self], timeout_s, is_shielded=is_shielded)
 
     @staticmethod
@@ -146,7 +146,7 @@ class PendingOp:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result. Set before the op is released, if its end releases it."""
+        """Whether there is a result. If the end of the op releases it, this is set before the release."""
         return self.result is not None
 
     @property
@@ -154,8 +154,8 @@ class PendingOp:
         return self.result is not None and self.result.code is not Result.SUCCESS
 
     def reclaim(self) -> None:
-        """Return when the arrays are the caller's again: as they were, or with the result if the op was committed
-        first. It waits for the engine, not for the network."""
+        """Wait until the arrays are the caller's again: unchanged, or with the result if the op was committed first.
+        This waits for the engine but not for the network."""
         if not self.is_released:
             self._session.ask_for_release(self)
             self._session.wait_for_release(self)
@@ -167,7 +167,7 @@ class PendingOp:
             latch.wait()
 
     async def async_reclaim(self) -> None:
-        """Do as `reclaim`, for coroutines as `async_wait`; cannot be cancelled."""
+        """Do the same as `reclaim`, for the coroutines that `async_wait` supports. Cannot be cancelled."""
         if self.is_released:
             return
         waker = waking.waker()
@@ -181,10 +181,10 @@ class PendingOp:
         self.finish(OpResult(self.op, Result.SUCCESS, "", len(self.ring), tx_bytes, rx_bytes))
 
     def finish(self, result: OpResult) -> None:
-        """End the op with its result. May be called again, after a signal interrupted the first call."""
+        """End the op with its result. May be called again if a signal interrupted the first call."""
         if not self._over._is_set:
             if self.result is None:
-                self._session.free_tag(self)  # first: a waiting thread may launch the next op at once
+                self._session.free_tag(self)  # first, because a waiting thread may launch the next op
             self.result = result
             self.spec = None  # the buffers may be garbage-collected
             if result.code is not Result.SUCCESS:
@@ -202,8 +202,8 @@ class PendingOp:
             _wake(self._wakers)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the op is over, in the thread that ends it, or now if it is over. Any thread. The
-        callback must neither wait nor raise."""
+        """Call `callback` once when the op is over, in the thread that ends it, or immediately if it is already over.
+        The callback must neither wait nor raise. Any thread."""
         self._callbacks.append(callback)
         if self._over.is_set():
             self._call_back()
@@ -217,17 +217,17 @@ class PendingOp:
             callback()
 
     def whom(self) -> str:
-        """Return the peers that the op waits for, in words. Any thread."""
+        """Return a description of the peers that the op waits for. Any thread."""
         return self._session.whom(self)
 
     def note_written(self) -> None:
-        """Report once that a result is in the caller's arrays."""
+        """Call `written` once: a result is in the caller's arrays."""
         written, self.written = self.written, None
         if written is not None:
             written()
 
     def leave_run(self, reason: str) -> None:
-        """Leave the run, since this peer lacks a result that the others have. Any thread."""
+        """Leave the run because this peer lacks a result that the others have. Any thread."""
         self._session.leave_for(reason)
 
     def release(self) -> None:
@@ -237,7 +237,7 @@ class PendingOp:
             _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
-        """End the op in a forked child, which has no trio run, and where locks of the engine may be held."""
+        """End the op in a forked child, where no trio run exists and locks of the engine may be held."""
         self.waits = None
         join, self.join = self.join, None
         if join is not None:
@@ -249,5 +249,5 @@ class PendingOp:
 
 
 def _wake(wakers: Sequence[Waker | Latch]) -> None:
-    for waker in tuple(wakers):  # waiters in other threads may leave
+    for waker in tuple(wakers):  # a copy, because waiters in other threads may leave
         waker.wake()

@@ -1,9 +1,9 @@
-"""The state directory of a master, and effects that wait for the disk.
+"""A master's state directory, and effects that wait for the disk.
 
-`master.json` is the run's record (`protocol.failover.durable_state`), `lock` names the master that uses the directory.
-Only their owner can read them: the record contains the run's secret. The record is replaced as a whole. The lock file
-is touched regularly, so the next master knows how long the directory was unused. A default directory that becomes
-unwritable loses its record, and the run continues; with any other directory the run pauses until it can be written.
+`master.json` is the run's record (`protocol.failover.durable_state`); `lock` names the master that uses the directory.
+Only their owner can read them, because the record contains the run's secret. The record is replaced as a whole. The
+lock file is touched regularly, so the next master knows how long the directory was unused. If the default directory
+becomes unwritable, its record is removed and the run continues; any other pauses the run until it is writable.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 class StateDirectory:
-    """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
+    """Owns the directory from construction to `close`. `write` may be called in any thread, but not concurrently."""
 
     def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
-        """Open the directory and read the record. `owner` names this master to others; `is_optional`: a default
-        directory. StateError."""
+        """Open the directory and read the record. `owner` names this master to others. `is_optional` is set for the
+        default directory. StateError."""
         self.directory = directory
         self.is_optional = is_optional
         self.idle_s = 0.0
-        """Seconds since the last master used the directory, by the clock of its file system."""
+        """Seconds since the last master used the directory, according to the file system's clock."""
         self._lock_fd = -1
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             self._lock_fd = os.open(self._path(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StateError(f"no state can be kept in {directory}: {error.strerror}") from None
+            raise StateError(f"cannot keep state in {directory}: {error.strerror}") from None
         try:
             self._lock(owner)
             self.record = self._read()
@@ -70,12 +70,12 @@ class StateDirectory:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(self._lock_fd, 200, 0).decode(errors="replace").strip() or "another process"
-            raise StateError(f"{self.directory} is in use by {holder}; a directory is for one master") from None
+            raise StateError(f"{self.directory} is in use by {holder}; each master needs its own directory") from None
         except OSError as error:
             raise StateError(f"{self._path(LOCK)} cannot be locked: {error.strerror}") from None
         text = f"the master at {owner}, process {os.getpid()} on {socket.gethostname()}\n".encode()
         last_held_s = os.fstat(self._lock_fd).st_mtime
-        with suppress(OSError):  # a full disk: only the name is missing
+        with suppress(OSError):  # on a full disk, only the name is missing
             self.touch()
             self.idle_s = max(0.0, os.fstat(self._lock_fd).st_mtime - last_held_s)
             os.ftruncate(self._lock_fd, 0)
@@ -95,16 +95,16 @@ class StateDirectory:
             raise StateError(f"{path} cannot be read: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateError(
-                f"{path} is not a valid record ({error}); move it away if no peer of its run is alive"
+                f"{path} is not a valid record ({error}); move it away if none of its run's peers is alive"
             ) from None
         if document.format != FORMAT:
             raise StateError(
-                f"{path} has format {document.format}, this pccl writes {FORMAT}; use the version that wrote it"
+                f"{path} has format {document.format}, but this pccl writes {FORMAT}; use the version that wrote it"
             )
         return document.record
 
     def write(self, record: RunRecord) -> None:
-        """Write the record; return when it is on disk. OSError, also if the lock file was replaced."""
+        """Write the record and return once it is on disk. OSError if that fails or the lock file was replaced."""
         self._check_lock()
         data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, record)), indent=1)
         path = self._path(RECORD)
@@ -132,10 +132,10 @@ class StateDirectory:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd)):
                 return
-        raise OSError(errno.ESTALE, f"its file {LOCK!r} was removed or replaced; put it back, or restart this master")
+        raise OSError(errno.ESTALE, f"its file {LOCK!r} was removed or replaced; restore it or restart this master")
 
     def close(self) -> None:
-        """Release the directory. In a forked child the parent keeps its lock."""
+        """Release the directory. When a forked child calls this, the parent keeps its lock."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd != -1:
             os.close(fd)
@@ -144,35 +144,35 @@ class StateDirectory:
 logger = logging.getLogger("pccl.master")
 
 WRITE_AGAIN_S = 1.0
-"""Pause before a failed write is repeated."""
+"""Pause before a failed write is retried."""
 TOUCH_S = 10.0
 """Interval of `touch`, much less than `bootstrap.IDLE_MARGIN_S`."""
 
 
 class DurableEffects:
-    """The queue of effects, for one trio run."""
+    """A queue that executes effects in order, waiting for the disk where they must. For one trio run."""
 
     def __init__(
         self, state: StateDirectory | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
     ) -> None:
-        """`perform` executes effects without waiting. `state` is closed with this object; None: effects never wait.
-        OSError if the system denies a thread."""
+        """`perform` executes effects without waiting. `state` is closed with this object; without one, effects never
+        wait. OSError if the system denies a thread."""
         self.nursery: trio.Nursery | None = None
-        """For the task that writes, while the master serves."""
+        """Runs the writing task; set while the master serves."""
         self._state = state
         self._perform = perform
         self._writer = system.helper("pccl-state") if state is not None else None
         self._is_given_up = False
         self._postponed: deque[Effect] = deque()
-        """Effects that wait for the disk, beginning with the one that is being written."""
+        """Effects that wait for the disk, starting with the one being written."""
 
     def execute(self, effects: list[Effect]) -> None:
-        """Execute effects: at once, except those that must wait for the disk."""
+        """Execute effects immediately, except those that must wait for the disk."""
         if self._state is None:
             self._perform(effects)
             return
         is_writing = bool(self._postponed)
-        # The reader of a heartbeat connection needs it at once; no record depends on it.
+        # The connection's reader needs TakeHeartbeats immediately, and no record depends on it.
         self._perform([effect for effect in effects if isinstance(effect, TakeHeartbeats)])
         self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeHeartbeats))
         if not is_writing:
@@ -235,17 +235,17 @@ class DurableEffects:
 
 
 def default_directory(port: int) -> str:
-    """Return the default state directory of a master at this port of this host; empty if there is none."""
+    """Return the default state directory of a master at this port on this host, or "" if there is none."""
     home = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.local/state")
     if not port or not os.path.isabs(home):
         return ""
-    return os.path.join(home, "pccl", f"master-{socket.gethostname()}-{port}")  # a home may be shared by hosts
+    return os.path.join(home, "pccl", f"master-{socket.gethostname()}-{port}")  # hosts may share a home
 
 
 def open_directory(directory: str, owner: str, is_default: bool) -> StateDirectory | None:
-    """Open a state directory. Return None for a default directory that cannot be used. StateError."""
+    """Open a state directory. Return None if the default directory cannot be used; StateError for any other."""
     try:
         return StateDirectory(directory, owner, is_optional=is_default)
     except StateError as error:

@@ -1,13 +1,13 @@
 """Requests from outside the run: status, trace and check.
 
-Status: encoded at most once per REFRESH_S for all readers.
+A status is encoded at most once per REFRESH_S and shared by all readers.
 
-Trace: the flight recorders of all peers, over their control connections. The master requests one part at a time from
-PEERS_AT_ONCE peers, and forwards it at the reader's speed. Each request is also an NTP exchange of timestamps; the one
-with the shortest round trip gives the offset of the peer's clock.
+A trace collects the flight recorders of all peers over their control connections. The master queries up to
+PEERS_AT_ONCE peers at a time, requests one part at a time from each, and forwards it at the reader's speed. Each
+request is also an NTP exchange of timestamps; the one with the shortest round trip gives the peer's clock offset.
 
-Check (`pccl doctor`): echoes bytes and dials addresses. Without a token the master dials only the address of the
-client, so it cannot be used to scan ports.
+A check (`pccl doctor`) echoes bytes and dials addresses. Without a token the master dials only the client's own
+address, so it cannot be used to scan ports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFRESH_S = 0.5
 
 
 class StatusBoard:
-    """The status of the run, encoded at most once per REFRESH_S."""
+    """The run's status, encoded at most once per REFRESH_S."""
 
     def __init__(self, machine: Failover, now: Callable[[], float]) -> None:
         self._machine = machine
@@ -78,17 +78,17 @@ class StatusBoard:
 
 
 PEERS_AT_ONCE = 32
-"""Number of peers that are asked at a time: a thousand, 100 ms away, take a minute."""
+"""Number of peers queried at a time. A thousand peers that are 100 ms away take a minute."""
 TRACES_MAX = 2
-"""Number of traces at a time."""
+"""Maximum number of concurrent traces."""
 CLOCK_PROBES = 12
 PROBE_PAUSE_S = 0.005
 ANSWER_S = 5.0
-"""Time limit of a peer's answer."""
+"""Time limit for a peer's answer."""
 PEER_S = 30.0
-"""Time that one peer's recording may take in all."""
+"""Time limit for one peer's whole recording."""
 BACKLOG_BYTES_MAX = 2**20
-"""Bytes that may wait for the reader of a trace."""
+"""Maximum number of bytes queued for the reader of a trace."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Traceable:
     name: str
     connection: int
     absence: str
-    """Why it cannot be asked; empty: it can."""
+    """Why the peer cannot be queried; empty if it can."""
 
 
 Reader = ControlConnection[Any]
@@ -105,7 +105,7 @@ Reader = ControlConnection[Any]
 
 @dataclass
 class ClockOffset:
-    """The offset of a peer's clock, by the exchange with the shortest round trip."""
+    """The offset of a peer's clock, taken from the exchange with the shortest round trip."""
 
     offset_ns: int = 0
     round_trip_ns: int | None = None
@@ -134,10 +134,10 @@ class _Question:
 
 
 class Tracing:
-    """The traces that a master makes. Only for the trio thread."""
+    """The traces that a master collects. Only for the trio thread."""
 
     def __init__(self, send: Callable[[int, m.Message], None]) -> None:
-        """`send` sends to the client with a number, if it exists."""
+        """`send` sends a message to the client with the given number, if that client exists."""
         self._send = send
         self._numbers = itertools.count(1)
         self._questions: dict[tuple[int, int], _Question] = {}
@@ -215,21 +215,21 @@ class Tracing:
 CHECK_S = 30.0
 BYTES_MAX = 256 << 20
 CALL_S = 3.0
-"""Time limit of a dialed address."""
+"""Time limit for each dialed address."""
 UNSENT_BYTES_MAX = 4 << 20
-"""Backlog of a checker, beyond which its requests wait."""
+"""Unsent bytes to a checker above which its next request waits."""
 CALL_BYTES = 16 * 2**10
 
 
 class Checking:
     def __init__(self, has_token: bool, system: System) -> None:
-        """With `has_token` checkers are authenticated, and the master dials any address for them."""
+        """If `has_token`, checkers are authenticated, and the master dials any address for them."""
         self._has_token = has_token
         self._system = system
         self.is_busy = False
 
     async def serve(self, connection: ControlConnection[Any], host: str, port: int) -> str:
-        """Answer a checker from this address until it closes the connection. Return how it ended."""
+        """Answer a checker at this address until it closes the connection. Return a description of how it ended."""
         self.is_busy = True
         try:
             connection.send([m.Accepted(), m.Checked(host, port, __version__)])

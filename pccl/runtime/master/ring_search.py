@@ -1,15 +1,15 @@
-"""The best ring for the known link metrics: computation over NumPy arrays, for a worker thread.
+"""Find the best ring for the known link metrics. The computation uses NumPy arrays and runs in a worker thread.
 
-A link has a *grade* (UNREACHABLE, UNKNOWN, or from KNOWN on, higher for faster) and a latency. A ring is better with
-fewer unreachable links, then fewer unknown ones, then a higher grade of its slowest known link, then a lower sum of
-latencies.
+A link has a latency and a *grade*: UNREACHABLE, UNKNOWN, or KNOWN and above, where faster links have higher grades.
+Rings are compared by their number of unreachable links, then of unknown links, then by the grade of the slowest known
+link (higher is better), then by the sum of latencies.
 
-Up to EXACT_PEERS_MAX peers the result is optimal: Held and Karp's dynamic program finds the cycle of least weight, and
-a binary search over grades finds the fastest possible slowest link.
+For up to EXACT_PEERS_MAX peers the result is optimal: the Held-Karp dynamic program finds the cycle of least weight,
+and a binary search over grades finds the fastest possible slowest link.
 
-Beyond that a heuristic links peers greedily, best link first, then exchanges the worst link of the ring with others or
-reverses a part of the ring. This is repeated for several caps above which grades count as equal, which prefers shorter
-links. Finally short runs of peers move to where the ring becomes shorter.
+For more peers, a heuristic links peers greedily, best link first. It then improves the worst link of the ring by
+reordering or reversing segments of the ring. This is repeated for several caps; grades above the cap count as equal,
+so that shorter links are preferred. Finally, runs of up to RUN_PEERS_MAX peers move to where they shorten the ring.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Grades = npt.NDArray[np.int32]
 Latencies = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 Price = tuple[int, int, int, float]
-"""Unreachable links, unknown links, minus the grade of the slowest known link, sum of latencies: less is better."""
+"""Unreachable links, unknown links, minus the slowest known link's grade, and sum of latencies. Lower is better."""
 
 UNREACHABLE, UNKNOWN, KNOWN = 0, 1, 2
 GRADE_STEP = 1.05
-"""Rates within one step count as equal."""
+"""Ratio of the rates of adjacent grades; links of the same grade count as equally fast."""
 RATE_MIN = 1e3
-"""Bytes per second; slower links count as this."""
+"""Lowest rate in bytes per second; slower links count as this fast."""
 LATENCY_S_MAX = 60.0
 EXACT_PEERS_MAX = 16
 SEARCHED_PEERS_MAX = 2048
-"""A larger ring is not optimized."""
+"""Larger rings are not optimized."""
 GREEDY_CHUNK = 1 << 15
 CONSIDERED_MAX = 128
 SWEEPS_MAX = 12
@@ -56,8 +56,8 @@ class _Links:
 
 
 def best_ring(problem: RingProblem) -> list[int]:
-    """Return the peers of the problem's ring in the best order, beginning with the same peer; in the order given unless
-    another is better."""
+    """Return the peers of the problem's ring in the best order found, starting with the same peer. The given order is
+    kept unless another is strictly better."""
     ring = list(problem.ring)
     if len(ring) < 3 or len(ring) > SEARCHED_PEERS_MAX:
         return ring
@@ -69,8 +69,8 @@ def grade(bytes_per_s: float) -> int:
 
 
 def matrices(problem: RingProblem) -> tuple[Grades, Latencies]:
-    """Return the links' grades and latencies by places in the ring, from and to. A link that the problem does not
-    mention is UNKNOWN."""
+    """Return the links' grades and latencies, indexed by the sender's and the receiver's place in the ring. Links that
+    the problem does not contain are UNKNOWN."""
     count = len(problem.ring)
     place = {peer: at for at, peer in enumerate(problem.ring)}
     grades = np.full((count, count), UNKNOWN, dtype=np.int32)
@@ -93,7 +93,7 @@ def matrices(problem: RingProblem) -> tuple[Grades, Latencies]:
 
 
 def best_order(grades: Grades, latencies: Latencies) -> list[int]:
-    """Return the best order of places, beginning with place 0; as `best_ring` does for peers."""
+    """Return the best order of places, starting with place 0, as `best_ring` does for peers."""
     links = _Links(grades, np.where(grades >= KNOWN, latencies, 0.0))
     present = list(range(links.count))
     if links.count < 3:
@@ -102,7 +102,7 @@ def best_order(grades: Grades, latencies: Latencies) -> list[int]:
     at = found.index(0)
     found = found[at:] + found[:at]
     assert sorted(found) == present
-    # If the direction makes no difference, always the same one.
+    # If both directions are equally good, always choose the same one.
     found = min(found, [0, *reversed(found[1:])], key=lambda order: (_price(links, order), order))
     return found if _price(links, found) < _price(links, present) else present
 
@@ -120,12 +120,12 @@ def _price(links: _Links, order: Sequence[int]) -> Price:
     return int((used == UNREACHABLE).sum()), int((used == UNKNOWN).sum()), -slowest, total_s
 
 
-# Exactly.
+# Exact search.
 
 
 def _exact(links: _Links) -> list[int]:
-    """Return the best order there is. A link weighs its latency, an unknown one more than all latencies, an unreachable
-    one more than all unknown ones."""
+    """Return the optimal order. A known link's weight is its latency; an unknown link outweighs all latencies, and an
+    unreachable link outweighs all unknown ones."""
     unknown = LATENCY_S_MAX * (links.count + 1)
     unreachable = unknown * (links.count + 1)
     weights = np.where(links.grades == UNREACHABLE, unreachable, links.latencies)
@@ -146,8 +146,8 @@ def _exact(links: _Links) -> list[int]:
 
 
 def _least_cycle(weights: npt.NDArray[np.float64]) -> tuple[float, list[int]]:
-    """Return the cheapest directed cycle through all places; (inf, ...) if there is none. Held and Karp: the cheapest
-    path from the last place through a set of others that ends in one of the set, for all sets by their size."""
+    """Return the cost and order of the cheapest directed cycle through all places; the cost is inf if there is none.
+    Held-Karp: for all sets by size, find the cheapest path from the last place through the set to each member."""
     rest = len(weights) - 1
     between, first, last = weights[:rest, :rest], weights[rest, :rest], weights[:rest, rest]
     cheapest = np.full((1 << rest, rest), np.inf)
@@ -176,13 +176,13 @@ def _sets_by_size(count: int) -> list[npt.NDArray[np.int64]]:
     return [sets[sizes == size] for size in range(count + 1)]
 
 
-# Approximately.
+# Heuristic search.
 
 
 def _heuristic(links: _Links) -> list[int]:
     best = _with_cap(links, int(links.grades.max()))
     slowest = -_price(links, best)[2]
-    # No ring is faster than the best link into, or out of, any one place.
+    # No ring is faster than the best link into or out of any of its places.
     fastest = np.minimum(links.grades.max(axis=0), links.grades.max(axis=1))
     bound = int(fastest[fastest >= KNOWN].min(initial=links.grades.max()))
     low, high = slowest, max(bound, slowest) + 1
@@ -211,7 +211,7 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
     followed_by = np.full(count, -1)
     is_entered = np.zeros(count, dtype=bool)
     ends = list(range(count))
-    """The other end of the path that a place is an end of."""
+    """For each place that is the end of a path, the path's other end."""
     joined = 0
     for start in range(0, len(ranked), GREEDY_CHUNK):
         chunk = ranked[start : start + GREEDY_CHUNK]
@@ -233,8 +233,8 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
 
 
 def _mended(grades: Grades, order: list[int]) -> list[int]:
-    """Exchange the worst links for better ones as long as that is possible. It ends, for each exchange leaves fewer
-    links of a grade, and none worse."""
+    """Exchange the worst links for better ones while possible. This terminates because each exchange reduces the
+    number of links of one grade without adding any of that grade or worse."""
     places = np.asarray(order)
     stuck: set[tuple[int, int]] = set()
     while len(stuck) < len(places):
@@ -254,9 +254,9 @@ def _mended(grades: Grades, order: list[int]) -> list[int]:
 
 
 def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
-    """Return the order without the link from its last place to its first, and with no new link of grade `above` or
-    less; None if none was found."""
-    # A B C becomes A C B: the links from A to C, C to B and B to A come in.
+    """Return an order without the link from the last place to the first, in which all new links have grades higher
+    than `above`. Return None if none was found."""
+    # A B C becomes A C B, which adds the links from A to C, from C to B and from B to A.
     ends_of_a = _highest(grades[order[-1], order[1:-1]], above)
     ends_of_b = _highest(grades[order[:-1], order[0]], above)
     lowest = np.where(
@@ -304,13 +304,13 @@ def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list
     count = len(order)
     peers = np.asarray(order)
     before, after = np.roll(peers, 1), np.roll(peers, -run)
-    """The peers before and after the run that begins at a place."""
+    """The peers before and after the run that starts at each place."""
     last = np.roll(peers, 1 - run)
     following = np.roll(peers, -1)
     gains = weights[before, peers] + weights[last, after] - weights[before, after]
     costs = weights[peers[:, None], peers[None, :]].T + weights[np.ix_(last, following)]
     costs -= weights[peers, following][None, :]
-    # Not between peers of the run, nor where it is.
+    # Do not insert a run between its own peers or where it already is.
     for shift in range(-1, run):
         costs[np.arange(count), (np.arange(count) + shift) % count] = np.inf
     best = costs.argmin(axis=1)

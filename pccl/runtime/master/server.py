@@ -1,8 +1,8 @@
-"""Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
+"""Runs a master over TCP. Two tasks per control connection read it and send its backlog; one task watches the clock.
 
-The first message of a connection selects a session, a heartbeat connection, or a request of `requests`. A control
-connection may break and another one continue its session (`control_session`): the machine knows both by one number.
-Heartbeat connections belong to the heartbeat thread, which reports silent ones to the machine.
+A connection's first message makes it a session's control connection, a heartbeat connection, or a request
+(`requests`). If a control connection breaks, another one may continue its session (`control_session`); the machine
+knows both by the same number. Heartbeat connections belong to the heartbeat thread, which reports silent ones.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from pccl.types import Result
 
 Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.CheckRequest | m.Reattach
 DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest | m.CheckRequest
-"""The openings of connections to a master."""
+"""First messages of connections to a master."""
 
 
 class Authentication:
     def __init__(self, token: str, ssl_context: ssl.SSLContext | None, run: Callable[[], str]) -> None:
-        """Require the `token` if there is one, and TLS if there is an `ssl_context`. `run` returns the current run."""
+        """Require the `token` if it is not empty, and TLS if `ssl_context` is given. `run` returns the current run."""
         self.unauthenticated = Unauthenticated()
         self._token = token
         self._ssl_context = ssl_context
         self._run = run
 
     async def first_message(self, connection: ControlConnection[m.PeerMessage], host: str) -> Opening:
-        """Return the first message on a connection from `host`, once its sender is authenticated. ConnectionLost,
-        TlsError, AuthError, ProtocolError."""
+        """Authenticate the sender of a connection from `host` and return its first message. ConnectionLost, TlsError,
+        AuthError, ProtocolError."""
         with trio.CancelScope() as scope:
             number = self.unauthenticated.enter(host, scope.cancel)
             try:
@@ -91,7 +91,7 @@ class Authentication:
         if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.HeartbeatHello) and is_private:
-            raise AuthError("heartbeats go without TLS")  # the heartbeat thread has no TLS
+            raise AuthError("heartbeat connections do not use TLS")  # the heartbeat thread does not support it
 
 
 logger = logging.getLogger("pccl.master")
@@ -99,24 +99,24 @@ logger = logging.getLogger("pccl.master")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 LOG_CHARACTERS_MAX = 4000
 CLOSE_S = 2.0
-"""Time limit to send the backlog of a closed connection."""
+"""Time limit for sending a closed connection's backlog."""
 LIFE_SHARE = 0.1
-"""Interval of this process's sign of life, in peer timeouts."""
+"""Interval at which this process checks that it has not been suspended, in peer timeouts."""
 WATCH_SHARE = 0.5
 """Interval of a standby's requests to the other masters, in peer timeouts."""
 SECRET_BYTES = 16
 STRAGGLERS_S = 0.25
 """Interval of the search for stragglers."""
 SILENT_INTERVALS = 2.5
-"""Number of intervals without a heartbeat after which a peer is named as silent."""
+"""Number of heartbeat intervals without a heartbeat after which a peer is reported as silent."""
 STATUS_READERS_MAX = 16
-"""Connections that are sent the status at a time."""
+"""Maximum number of connections that receive the status at the same time."""
 
 
 @dataclass(eq=False)
 class _Client:
     number: int
-    """The machine's number for it, which belongs to the session."""
+    """The number by which the machine knows the client; it belongs to the session."""
     connection: ControlConnection[m.PeerMessage]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_for_heartbeats: bool = False
@@ -137,8 +137,8 @@ class MasterServer:
         state: StateDirectory | None = None,
         system: System = SYSTEM,
     ) -> None:
-        """Arguments as of `MasterNode`. `client_context` is for TLS to the other masters. The server closes `state`.
-        OSError if the `system` denies a thread."""
+        """Take the arguments of `MasterNode`. `client_context` is used for TLS to the other masters. The server closes
+        `state`. OSError if the `system` denies a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context
@@ -161,7 +161,7 @@ class MasterServer:
         self._system = system
         self._lived_at = 0.0
         self._clients: dict[int, _Client] = {}
-        """The clients that the machine knows. One whose connection is gone stays while its session may go on."""
+        """The clients that the machine knows. A client without a connection stays while its session may continue."""
         self._sessions: dict[bytes, int] = {}
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
@@ -183,7 +183,7 @@ class MasterServer:
         return port
 
     def forget_after_fork(self) -> None:
-        """Close the copies in a forked child, so that the parent's death is still seen by all peers."""
+        """Close a forked child's copies, so that peers still notice when the parent dies."""
         self._listener.close()
         self._heartbeat_thread.forget_after_fork()
         self._effects.forget_after_fork()
@@ -225,7 +225,7 @@ class MasterServer:
                 "and a second master at this address would not be noticed. Use --state DIR"
             )
         elif self._start is Start.NEW and self._state.record is not None and not self._state.record.is_over:
-            text = "started with --start new, this master discards the run recorded in %s: %s"
+            text = "started with --start new: discarding the run recorded in %s: %s"
             level = logging.INFO if self._state.is_optional else logging.WARNING
             logger.log(level, text, self._state.directory, self._state.record)
         else:
@@ -277,8 +277,8 @@ class MasterServer:
                 self._sessions.pop(client.connection.session.key, None)
 
     async def _read(self, client: _Client, host: str, port: int) -> str | None:
-        """Pass a client's messages to the machine until the connection ends. Return the reason; None if the heartbeat
-        thread has it."""
+        """Pass a client's messages to the machine until the connection ends. Return the reason, or None if the
+        heartbeat thread has taken the connection over."""
         connection = client.connection
         messages: list[m.PeerMessage] | None = None
         while True:
@@ -337,7 +337,7 @@ class MasterServer:
     def _begin_session(self, client: _Client, opening: m.PeerMessage) -> None:
         if isinstance(opening, m.Hello | m.Resume) and opening.session:
             if len(opening.session) != KEY_BYTES or opening.session in self._sessions:
-                raise ProtocolError("the key of its session is none, or is in use")
+                raise ProtocolError("its session key is invalid or already in use")
             client.connection.session = ControlSession(opening.session)
             self._sessions[opening.session] = client.number
 
@@ -377,7 +377,7 @@ class MasterServer:
             is_busy = self._status_readers >= STATUS_READERS_MAX
         elif isinstance(request, m.TraceRequest):
             if not self._machine.is_leading:
-                return "this master leads no run, so it has no peers to ask"
+                return "this master does not lead a run, so it has no peers to query"
             is_busy = self._tracing.is_busy
         else:
             is_busy = self._checking.is_busy
@@ -501,8 +501,8 @@ class MasterServer:
             silent = {each: now - since for each, since in silent_since.items()}
             try:
                 effects = self._machine.name_stragglers(silent, now)
-            except Exception:  # findings decide nothing, so the run goes on without them
-                logger.exception("a bug of pccl has ended the search for stragglers; the run goes on; please report it")
+            except Exception:  # no decision depends on the findings, so the run can continue without them
+                logger.exception("the search for stragglers stopped because of a bug in pccl; please report it")
                 return
             if effects:
                 self._execute(effects)
@@ -545,7 +545,7 @@ class MasterServer:
                 self._execute(self._machine.tick(self._alive_now()))
 
 
-# The other masters, whose status a standby requests. What it learns is logged and sent to newcomers, no more.
+# A standby requests the status of the other masters. It only logs the result and sends it to newcomers.
 
 SILENT = "no answer from "
 
@@ -559,8 +559,8 @@ async def watch(
     own_run: Callable[[], str],
     dial: Dial = dial_tcp,
 ) -> None:
-    """Request the status of all masters every `interval_s`, and call `report` when it changes. `own_run` returns the
-    run that this master leads, or ""."""
+    """Request the status of all masters every `interval_s`, and call `report` when it has changed. `own_run` returns
+    the run that this master leads, or "" if it leads none."""
     known, warned = "", ""
     silences: dict[Address, LongWait] = {}
     while True:
@@ -574,7 +574,7 @@ async def watch(
         own = own_run()
         others = "; ".join(text for text, run in looked if own and run not in ("", None, own))
         if others and others != warned:
-            text = "two runs: %s, and this one leads run %s. They do not merge: restart the peers of one of them"
+            text = "two runs: %s, and this one leads run %s. They cannot merge: restart the peers of one of them"
             logger.warning(text, others, own)
         warned = others
         await trio.sleep(interval_s)
@@ -585,7 +585,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
     for address, (text, run) in looked.items():
         where = addresses.join(*address)
         if run is None:
-            silence = silences.setdefault(address, LongWait("the standby's question", now))
+            silence = silences.setdefault(address, LongWait("the standby's status request", now))
             if silence.is_due(now):
                 logger.warning("%s", silence.warning(now, text.removeprefix(SILENT), how_to_look(where)))
         elif (over := silences.pop(address, None)) is not None and over.is_told:
@@ -595,7 +595,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
 ) -> tuple[str, str | None]:
-    """Return a description of a master, and the run that it leads; "": none, None: no answer."""
+    """Return a description of a master and the run that it leads: "" if it leads none, None if it does not answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):
@@ -606,4 +606,4 @@ async def _look(
         return f"{SILENT}the master at {where} within {limit_s:g} s", None
     if any(member.state == "accepted" for member in status.members):
         return f"the master at {where} leads run {status.run} in term {status.term}", status.run
-    return f"the master at {where} answers and leads no run", ""
+    return f"the master at {where} answers but does not lead a run", ""

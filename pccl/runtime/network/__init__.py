@@ -1,1 +1,1 @@
-"""Bytes between processes: addresses, dialing, TLS, handshakes, messages, heartbeats, and measurements of links."""
+"""Communication between processes: addresses, dialing, TLS, handshakes, messages, heartbeats, link measurements."""

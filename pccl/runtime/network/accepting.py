@@ -1,8 +1,8 @@
-"""Accepts connections, and limits those that are not authenticated yet.
+"""Accepts connections, and limits the number of unauthenticated ones.
 
-There is room for `total_max` unauthenticated connections, `per_source_max` from one source (an IPv4 address or an IPv6
-/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it, as also when the
-process has no free descriptors.
+At most `total_max` connections may be unauthenticated, at most `per_source_max` of them from one source (an IPv4
+address or an IPv6 /64 network). A new connection is always accepted. If a limit is exceeded or the process has no free
+descriptors, the oldest connection from the largest source is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pccl.runtime.threads.process import close_in_child
 
 TOTAL_MAX = 512
 PER_SOURCE_MAX = 256
-"""Enough for several peers of one host, each with many connections a link."""
+"""Enough for several peers on one host, each with many connections per link."""
 
 
 class Unauthenticated:
@@ -35,7 +35,7 @@ class Unauthenticated:
         return len(self._source_of)
 
     def enter(self, host: str, drop: Callable[[], object]) -> int:
-        """Add a connection from `host`; `drop` ends it. Return its number for `leave`."""
+        """Add a connection from `host`, which `drop` ends, and return its number for `leave`."""
         number = self._next
         self._next += 1
         source = source_of(host)
@@ -48,7 +48,7 @@ class Unauthenticated:
         return number
 
     def leave(self, number: int) -> None:
-        """Remove a connection that is authenticated or closed. May be called again, and after it was dropped."""
+        """Remove an authenticated or closed connection. No effect if it was already removed or dropped."""
         source = self._source_of.pop(number, None)
         if source is not None:
             del self._drops[source][number]
@@ -87,8 +87,8 @@ async def accept_connections(
     accept: Callable[[socket.socket, tuple[str, int]], None],
     logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
 ) -> NoReturn:
-    """Pass each connection and its address to `accept`, which does not wait, until cancelled. Forked children close
-    their copies."""
+    """Pass each connection and its address to `accept`, which must not wait. Runs until cancelled. Forked children
+    close their copies."""
     is_starved = False
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
@@ -113,7 +113,7 @@ WINDOW_S = 60.0
 
 
 class LogLimiter:
-    """Passes LINES_MAX lines in WINDOW_S seconds and counts the rest, which the next window logs."""
+    """Logs up to LINES_MAX lines in WINDOW_S seconds. It counts the others and logs their number in the next window."""
 
     def __init__(
         self, logger: logging.Logger | logging.LoggerAdapter[logging.Logger], now: Callable[[], float]
@@ -130,7 +130,7 @@ class LogLimiter:
         if now >= self._window_began + WINDOW_S:
             if self._lines > LINES_MAX:
                 self._logger.warning(
-                    "%d more lines about unauthenticated connections were left out", self._lines - LINES_MAX
+                    "%d more lines about unauthenticated connections were omitted", self._lines - LINES_MAX
                 )
             self._window_began = now
             self._lines = 0
@@ -138,4 +138,4 @@ class LogLimiter:
         if self._lines <= LINES_MAX:
             self._logger.log(level, "%s", text)
         elif self._lines == LINES_MAX + 1:
-            self._logger.warning("too many unauthenticated connections: they are not logged for up to %g s", WINDOW_S)
+            self._logger.warning("too many unauthenticated connections: not logging them for up to %g s", WINDOW_S)

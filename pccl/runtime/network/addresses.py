@@ -1,14 +1,14 @@
 """Addresses, listening sockets, and the order of masters in a search.
 
-A peer that the master sees at a loopback address runs on the master's machine: a dialer replaces that address by the
-one at which it reached the master.
+If the master sees a peer at a loopback address, the peer runs on the master's machine. A dialer then replaces that
+address with the one at which it reached the master.
 
-`MasterAddresses` is the search for a master, with time and chance as arguments:
+`MasterAddresses` is the search for a master. Time and chance are arguments:
 
-1. A round tries all addresses in an order that is the same for all peers, so that they meet at the same master.
-2. Peers stay longest at the first master of a round that gathers them, and look at the others for a moment.
-3. A round is not longer than a majority waits for the rest.
-4. Rounds are at most PAUSE_S_MAX apart; the first pauses are short, for a restarted master.
+1. A round tries all addresses. The order is the same for all peers, so that they meet at the same master.
+2. Peers wait longest at the first master in a round that is gathering peers, and only briefly at the others.
+3. A round is not longer than a majority waits for the remaining peers.
+4. Rounds are at most PAUSE_S_MAX apart. The first pauses are shorter, so that a restarted master is found quickly.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
     text = address.strip()
     if "://" in text:
         where = text.partition("://")[2].partition("/")[0] or "host:port"
-        page = "; peers do not dial the port of the page" if text.startswith("http") else ""
-        raise ValueError(f"address {address!r} is a URL: write host:port alone, such as {where!r}{page}")
+        page = "; peers do not dial the status page's port" if text.startswith("http") else ""
+        raise ValueError(f"address {address!r} is a URL: write only host:port, such as {where!r}{page}")
     host, separator, port = text.rpartition(":")
     if text.startswith("["):
         inside, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"address {address!r}: an IPv6 address is written as [::1]:48148")
+            raise ValueError(f"address {address!r}: write an IPv6 address as [::1]:48148")
         host, separator, port = inside, rest[:1], rest[1:]
     elif text.count(":") > 1:
         host, separator, port = text, "", ""
@@ -67,7 +67,7 @@ def join(host: str, port: int) -> str:
 
 
 def plain_host(sockaddr: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """Return the host of a socket address; an IPv4 address that is mapped into IPv6 becomes plain."""
+    """Return a socket address's host. An IPv4-mapped IPv6 address becomes an IPv4 address."""
     host = sockaddr[0]
     return host.removeprefix("::ffff:") if "." in host else host
 
@@ -87,7 +87,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def public_reach(host: str) -> str | None:
-    """Return a public address of a listener on `host` (empty: every interface); None if there is none."""
+    """Return a public address of a listener on `host`, or None. An empty host means every interface."""
     if host and not is_unspecified(host):
         try:
             found = [
@@ -101,7 +101,7 @@ def public_reach(host: str) -> str | None:
 
 
 def source_towards(host: str) -> str | None:
-    """Return the local address towards a host, or None. No packet is sent."""
+    """Return the local address for connections to a host, or None. No packet is sent."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as sock:
@@ -116,13 +116,13 @@ def source_addresses() -> list[str]:
 
 
 def reachable(hosts: list[str], master_host: str) -> list[str]:
-    """Return the addresses of a peer for a dialer that reached the master at `master_host`."""
+    """Return a peer's addresses for a dialer that reached the master at `master_host`."""
     usable = [master_host if is_loopback(host) else host for host in hosts]
     return list(dict.fromkeys(usable))
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """Return a non-blocking listening socket. An empty host or "::" is every interface, with IPv6 and IPv4 where
+    """Return a non-blocking listening socket. An empty host or "::" means every interface, with IPv6 and IPv4 where
     available. OSError names the address."""
     if not host or is_unspecified(host):
         is_dual = not host or ":" in host
@@ -163,7 +163,7 @@ def _bound(family: int, sockaddr: tuple[object, ...], backlog: int, dual: bool) 
 def _explained(error: OSError, host: str, port: int) -> OSError:
     where = join(host, port)
     if error.errno == errno.EADDRINUSE:
-        text = f"cannot listen on {where}: the port is in use; stop what uses it or choose another (0 for any free one)"
+        text = f"cannot listen on {where}: the port is in use; free it or choose another (0 for any free port)"
     elif error.errno == errno.EACCES:
         text = f"cannot listen on {where}: not permitted; ports below 1024 need privileges"
     else:
@@ -174,20 +174,20 @@ def _explained(error: OSError, host: str, port: int) -> OSError:
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 0.5
 FIRST_SHARE = 0.6
-"""Time to wait at the first of several masters that gathers peers, in peer timeouts."""
+"""Time to wait at the first of several masters that is gathering peers, in peer timeouts."""
 OTHER_SHARE = 0.1
-"""Time to wait at each other one, in peer timeouts."""
+"""Time to wait at each other master, in peer timeouts."""
 OTHER_S_MIN = 0.5
-"""Least time to wait there, since it may be far away, unless OTHERS_SHARE is less."""
+"""Minimum time to wait at each other master, because it may be far away, unless OTHERS_SHARE limits it further."""
 OTHERS_SHARE = 0.3
-"""Time to wait at all others together, at most, in peer timeouts."""
+"""Maximum time to wait at all other masters together, in peer timeouts."""
 PAUSE_SHARE = 0.1
-"""Longest pause between rounds with a gathering master, in peer timeouts, at least PAUSE_S_MIN."""
+"""Longest pause between rounds in which a master gathers peers, in peer timeouts, at least PAUSE_S_MIN."""
 LEAD_TIMEOUTS = 3.5
-"""Time to wait at a master with a majority, in peer timeouts, longer than it takes to lead
-(`gathering.GATHER_TIMEOUTS`). A peer that leaves at that moment would be lost."""
+"""Time to wait at a master with a majority, in peer timeouts. It is longer than the master needs to lead
+(`gathering.GATHER_TIMEOUTS`), because a peer that leaves at that moment would be lost."""
 DIAL_S = 1.5
-"""Time limit of a connection attempt. An absent machine does not answer at all."""
+"""Time limit for a connection attempt, because an absent machine does not answer at all."""
 
 Address = tuple[str, int]
 
@@ -211,7 +211,7 @@ class MasterAddresses:
         return MasterAddresses(sorted(self.addresses))
 
     def next(self, chance: float) -> Attempt:
-        """Return the next attempt. `chance`, within [0, 1), spreads the peers of a run."""
+        """Return the next attempt. `chance`, a random number in [0, 1), spreads a run's peers over time."""
         asked_in_round = self._asked % len(self.addresses)
         rounds = self._asked // len(self.addresses)
         pause_s = 0.0
@@ -236,7 +236,7 @@ class MasterAddresses:
 
     @property
     def are_all_asked_again(self) -> bool:
-        """Whether a refusal is final: all other masters were asked before."""
+        """Whether a refusal is final because all other masters were asked before."""
         return self._asked > len(self.addresses) or len(self.addresses) == 1
 
     def failed(self, address: Address, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Requests to a master from outside its run: status, trace and check.
 
-The check of `pccl doctor` uses one connection, in this order: small messages (round trip, clocks), one that fills
-packets (MTU), the master's connections to this host, and a flood in each direction.
+The check of `pccl doctor` uses one connection. It sends small messages (round trip, clocks), then one that fills
+packets (MTU), asks the master to connect to this host, and finally floods the path in each direction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):  # noqa: N818 - named after what happened
-    """A master gave no answer, or refused; the text has its address and the reason."""
+    """A master did not answer or refused; the text has its address and the reason."""
 
 
 class Refused(Exception):  # noqa: N818 - named after what happened
@@ -65,7 +65,7 @@ def failure_of(error: Exception) -> str:
         return f"not accepted: {error}"
     if isinstance(error, NoMasterError | Refused):
         return str(error)
-    return f"not an answer of a pccl master of this version: {error}"
+    return f"not an answer from a pccl master of this version: {error}"
 
 
 def waiting_for(what: str, masters: Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
@@ -87,7 +87,7 @@ async def converse(
     talk: Callable[[ControlConnection[Any]], Awaitable[T]],
     dial: Dial = dial_tcp,
 ) -> T:
-    """Send `request` to the master at this address, and return the result of `talk` once the request is accepted.
+    """Send `request` to the master at this address, call `talk` once the request is accepted, and return its result.
     `answers` is the union of the expected messages. NoAnswer."""
     where = addresses.join(host, port)
     try:
@@ -140,8 +140,8 @@ async def _ask_each(
     ask_one: Callable[[int], Awaitable[bool]],
     has_answer: Callable[[], bool],
 ) -> None:
-    """Call `ask_one` for the index of each master, at once, until one returns True or the time has passed. NoAnswer or
-    trio.TooSlowError if there is no answer then."""
+    """Call `ask_one` for all masters' indices concurrently, until one call returns True or the timeout passes. NoAnswer
+    or trio.TooSlowError if there is no answer by then."""
     failures: list[str] = []
 
     async def one(index: int) -> None:
@@ -165,7 +165,7 @@ async def _ask_each(
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
-    """Return the status of the leading master, else of any that answers in time. NoAnswer, trio.TooSlowError."""
+    """Return the leading master's status, or else any that arrives in time. NoAnswer, trio.TooSlowError."""
     found: list[RunStatus] = []
 
     async def ask_one(index: int) -> bool:
@@ -178,10 +178,10 @@ async def ask_all(
 
 @dataclass
 class FetchedTrace:
-    """What a master has sent of a trace."""
+    """The part of a trace that a master has sent."""
 
     peers: list[tuple[m.TracedPeer, bytes]] = field(default_factory=list)
-    """Each peer with its packed recording, empty if there is none."""
+    """Each peer with its packed recording, which is empty if there is none."""
     end: m.Traced | None = None
 
 
@@ -193,8 +193,8 @@ async def fetch_any(
     seconds: float,
     last: int,
 ) -> FetchedTrace:
-    """Return the trace of one of the masters; after `timeout_s` the received part. NoAnswer or trio.TooSlowError
-    if that is empty."""
+    """Return a trace from one of the masters, or the part of it received within `timeout_s`. NoAnswer or
+    trio.TooSlowError if nothing was received."""
     traces = [FetchedTrace() for _ in masters]
     request = m.TraceRequest(m.PROTOCOL_VERSION, seconds, last)
 
@@ -234,7 +234,7 @@ async def _receive_trace(fetched: FetchedTrace, connection: ControlConnection[m.
 
 PINGS = 10
 FULL_BYTES = 32 * 2**10
-"""Size of a message that fills packets of any MTU but a loopback's."""
+"""Size of a message that fills packets of any MTU except loopback's."""
 FULL_S = 3.0
 FLOOD_S = 1.0
 FLOOD_BYTES_MAX = 64 << 20
@@ -253,22 +253,22 @@ class PathReport:
     own_host: str = ""
     round_trips_s: list[float] = field(default_factory=list)
     clock_offset_s: float = 0.0
-    """The master's clock less this one's, and how far that may be off."""
+    """The master's clock minus this host's, and below the maximum error of that difference."""
     clock_uncertainty_s: float = 0.0
     segment_bytes: int = 0
-    """Payload of the largest packets; 0: the system does not say."""
+    """Payload of the largest packets; 0 if the system does not report it."""
     full_size: str = ""
-    """Packets of full size get through in "both" directions, or vanish on the path "out" or "back"; "": not tried."""
+    """Full-size packets get through in "both" directions or are lost on the path "out" or "back"; "" if not tested."""
     calls: list[tuple[str, str]] = field(default_factory=list)
-    """Addresses of this host that the master dialed, each with the failure; "": reached."""
+    """Addresses of this host that the master dialed, each with the failure, or "" if it was reached."""
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
     sent_segments: int = 0
-    """Packets to the master; 0: the system does not say."""
+    """Number of packets sent to the master; 0 if the system does not report it."""
     lost_segments: int = 0
-    """Packets of these that were sent again."""
+    """Number of these packets that were retransmitted."""
     congestion_control: str = ""
-    """Of a connection to the master."""
+    """Congestion control of a connection to the master."""
     may_choose_bbr: bool = False
 
 
@@ -281,8 +281,8 @@ async def check(
     advertised: Sequence[str],
     advertised_port: int | None,
 ) -> PathReport:
-    """Measure the path to the master at this address. With a `listener` the master dials this host back, at
-    `advertised` or the address that it sees, and at `advertised_port` or the port of `listener`. NoAnswer."""
+    """Measure the path to the master at this address. With a `listener`, the master dials this host back at the
+    `advertised` addresses or the address that it sees, and at `advertised_port` or the listener's port. NoAnswer."""
     path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:
@@ -357,7 +357,7 @@ async def _dial_back(
             answer = decode_body(await connection.receive_body(), m.ToChecker)
         nursery.cancel_scope.cancel()
     if not isinstance(answer, m.CheckDialled):
-        raise ConnectionLost("the master did not report whether it reaches this host")
+        raise ConnectionLost("the master did not report whether it can reach this host")
     path.calls = answer.calls
 
 
@@ -379,7 +379,7 @@ async def _answer_calls(listener: socket.socket, nonce: bytes) -> None:
 
 
 def _segments(sock: socket.socket) -> tuple[int, int]:
-    """Return the numbers of data segments sent and lost, from struct tcp_info of Linux; zeros where there is none."""
+    """Return the numbers of data segments sent and lost, from Linux's struct tcp_info; zeros if it is unavailable."""
     resent_at, sent_at, duplicates_at, size = 100, 156, 216, 220
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
@@ -392,7 +392,7 @@ def _segments(sock: socket.socket) -> tuple[int, int]:
 
 
 def _congestion_control(sock: socket.socket) -> tuple[str, bool]:
-    """Return the name of the socket's congestion control, and whether bbr can replace it. It does, where it can."""
+    """Switch the socket to bbr if possible. Return the previous congestion control and whether that succeeded."""
     name = ""
     with suppress(AttributeError, OSError):
         name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
@@ -402,8 +402,8 @@ def _congestion_control(sock: socket.socket) -> tuple[str, bool]:
 
 
 async def _flood(connection: ControlConnection[m.ToChecker], send_bytes: int, reply_bytes: int) -> float:
-    """Return the bytes per second of one connection. The data in flight is at most half of what has arrived, so that a
-    slow path is soon empty at the end."""
+    """Return the bytes per second of one connection. At most half as many bytes are in flight as have arrived, so that
+    a slow path drains quickly at the end."""
     block = m.CheckEcho(os.urandom(send_bytes), reply_bytes)
     each, in_flight, total = max(send_bytes, reply_bytes), 0, 0
     arrivals: list[tuple[float, int]] = []

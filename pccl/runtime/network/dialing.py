@@ -1,6 +1,6 @@
-"""Outgoing connections, which forked children close (`fork_guard`), unlike those of `trio.open_tcp_stream`.
+"""Outgoing connections. Unlike those of `trio.open_tcp_stream`, forked children close them (`threads.process`).
 
-Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A connection of a process to itself is reset.
+As in RFC 8305, each address gets a head start of ATTEMPT_S over the next. A process's connection to itself is reset.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pccl.runtime.threads.tasks import start_task
 
 ATTEMPT_S = 0.25
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER that has a connection reset when it is closed."""
+"""SO_LINGER value that makes `close` reset the connection."""
 
 Dial = Callable[[str, int], Awaitable[socket.socket]]
-"""A function that makes a connection as `dial_tcp` does."""
+"""A function that connects like `dial_tcp`."""
 
 
 async def dial_tcp(host: str, port: int) -> socket.socket:
-    """Return a connected non-blocking socket without Nagle's delay. OSError if no address of the host answers."""
+    """Return a connected non-blocking socket without Nagle's delay. OSError if none of the host's addresses answers."""
     numeric = _numeric(host, port)
     if numeric is not None:
         return await _connected(numeric)
     try:
         targets = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"no host has such a name: {error}") from None
-    except RuntimeError as error:  # no new thread at the end of the program
+        raise OSError(f"not a valid host name: {error}") from None
+    except RuntimeError as error:  # no new threads start while the interpreter exits
         raise OSError(f"{host} cannot be looked up: {error}") from None
     connected: list[socket.socket] = []
     failures: list[OSError] = []
@@ -68,7 +68,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
 def _numeric(host: str, port: int) -> Any:
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
-        # As bytes: for a str Python would import its IDNA codec.
+        # Bytes, because Python would import its IDNA codec for a str.
         return socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM, flags=flags)[0]
     except (OSError, UnicodeError):
         return None
@@ -86,7 +86,7 @@ async def _connected(target: Any) -> socket.socket:
             raise OSError(error.errno, os.strerror(error.errno) if error.errno else str(error)) from None
         if raw.getsockname() == raw.getpeername():
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "the port is closed: the dialer was connected to itself")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the port is closed: the dialer connected to itself")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()

@@ -1,9 +1,8 @@
 """The handshake of every connection: X25519 key exchange, authentication (`protocol.auth`), and encrypted sockets.
 
-OpenSSL computes the key exchange, through the extension. Each handshake has a key pair of its own, which is wiped at
-its end.
+The extension computes the key exchange with OpenSSL. Each handshake uses a new key pair and wipes it at the end.
 
-`EncryptedStream` uses `pccl_records` of the extension (`native/src/records.h`), like the engine's connections.
+`EncryptedStream` uses the extension's `pccl_records` (`native/src/records.h`), like the engine's connections.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ assert lib.PCCL_KEY_EXCHANGE_BYTES == PUBLIC_KEY_BYTES
 
 
 class Exchange:
-    """One side of a key exchange, with a private key that the end of a `with` block wipes. Not thread-safe."""
+    """One side of a key exchange. Leaving its `with` block wipes the private key. Not thread-safe."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
-        """Make a key pair; `private_key` is for tests. OSError without X25519 or memory."""
+        """Create a key pair; `private_key` is for tests. OSError if X25519 or memory is unavailable."""
         made = ffi.new("pccl_key_exchange **")
         public_key = ffi.new("uint8_t[]", PUBLIC_KEY_BYTES)
         status = lib.pccl_key_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
         if status != lib.PCCL_OK:
-            raise OSError("out of memory" if status == lib.PCCL_E_MEMORY else "OpenSSL 3 is missing, or without X25519")
+            raise OSError("out of memory" if status == lib.PCCL_E_MEMORY else "OpenSSL 3 is missing or lacks X25519")
         self._exchange = ffi.gc(made[0], lib.pccl_key_exchange_free)
         self.public_key = bytes(ffi.buffer(public_key))
 
     def secret(self, theirs: bytes) -> bytearray:
-        """Return the secret shared with the owner of a public key, as `auth.KeyExchange`."""
+        """Return the secret shared with the owner of a public key (`auth.KeyExchange`)."""
         assert len(theirs) == PUBLIC_KEY_BYTES
         secret = bytearray(PUBLIC_KEY_BYTES)
         if lib.pccl_key_exchange_secret(self._exchange, theirs, ffi.from_buffer("uint8_t[]", secret)) != lib.PCCL_OK:
-            raise ValueError("the public key makes no secret")
+            raise ValueError("no secret can be computed from the public key")
         return secret
 
     def __enter__(self) -> Exchange:
@@ -56,7 +55,7 @@ class Channel(Protocol):
     async def send_frame(self, frame: bytes) -> None: ...
 
     async def receive_body(self) -> bytes:
-        """Return the body of one small message; whatever follows it stays where it is."""
+        """Return the body of one small message, without consuming any data after it."""
 
 
 def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
@@ -66,7 +65,7 @@ def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
-    """Send `opening` and return the authenticated answer, of the union `answers`, or any refusal. AuthError,
+    """Send `opening` and return the authenticated answer, which is in the union `answers`, or any refusal. AuthError,
     ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
     return (await dial_keyed(channel, token, run, opening, answers)).answer
 
@@ -74,10 +73,10 @@ async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening
 class Dialled(NamedTuple):
     answer: Any
     keys: auth.Keys | None
-    """Keys of the connection. None without a token or where one side has no X25519, but never for an accepted opening
-    that asks for encryption."""
+    """The connection's keys. None without a token or if one side lacks X25519, but never if an opening that requests
+    encryption was accepted."""
     is_proven: bool
-    """The other side has proved that it knows the token."""
+    """Whether the other side has proved that it knows the token."""
 
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
@@ -100,8 +99,8 @@ async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.O
 async def accept(
     channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
 ) -> auth.Keys | None:
-    """Return the keys of the connection once both sides have proved the token. None without a token or where one side
-    has no X25519. AuthError, ProtocolError or ConnectionLost. `name` is as in `auth.Acceptor`."""
+    """Return the connection's keys once both sides have proved that they know the token. None without a token or if one
+    side lacks X25519. AuthError, ProtocolError or ConnectionLost. `name` is as in `auth.Acceptor`."""
     with _exchange(token) as ours:
         side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, ours)
         challenge = side.challenge(opening, body)
@@ -124,8 +123,8 @@ def link_keys(keys: Keys | None) -> Any:
 
 
 class EncryptedStream:
-    """A connected socket as a `wire.ByteStream`. A cancelled `send` ends sending; a cancelled `recv_into` takes no
-    bytes."""
+    """An encrypted `wire.ByteStream` over a connected socket. After a cancelled `send`, sending is impossible; a
+    cancelled `recv_into` consumes no data."""
 
     def __init__(self, sock: trio.socket.SocketType, keys: Keys) -> None:
         self._sock = sock
@@ -140,7 +139,7 @@ class EncryptedStream:
         self._is_cut = False
 
     async def send(self, data: bytes | memoryview) -> int:
-        """Send at least one byte of `data`, unless it is empty; return how many. OSError or ConnectionLost."""
+        """Send at least one byte unless `data` is empty. Return the number of bytes sent. OSError or ConnectionLost."""
         if self._is_cut:
             raise ConnectionLost("a message was cut off")
         encrypted: int = lib.pccl_records_encrypt(self._records, ffi.from_buffer(data), len(data))
@@ -156,8 +155,8 @@ class EncryptedStream:
         return encrypted
 
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
-        """Receive at least one byte; return how many, 0 at the end. OSError, or ConnectionLost if the other side has
-        not encrypted this."""
+        """Receive at least one byte and return the number of bytes, or 0 at the end of the stream. OSError, or
+        ConnectionLost if decryption fails."""
         while not self._opened:
             status = lib.pccl_records_decrypt(self._records, self._at, self._size)
             if status < 0:

@@ -1,8 +1,8 @@
-"""Heartbeats over connections of their own, from a thread without Python.
+"""Heartbeats over separate connections, sent by a thread that does not run Python.
 
 `HeartbeatThread` wraps the C thread (`native/src/heartbeat.c`), which sends and expects heartbeats on its connections
-and reports silent or closed ones. `keep_heartbeats` is a peer's side: it dials the master, hands the connection to the
-thread, and dials again when it closes. `threads.progress` defines what heartbeats prove.
+and reports silent or closed ones. `keep_heartbeats` is the peer's side: it dials the master, hands the connection to
+the thread, and redials when it closes. `threads.progress` defines what heartbeats prove.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("pccl.peer")
 EVENTS_MAX = 64
 QUIET_MAX = 2**14
 FIRST_HEARTBEAT_S = 10.0
-"""Time limit of the first heartbeat."""
+"""Time limit for the first heartbeat."""
 PAUSES_PER_TIMEOUT = 20
 HEARTBEAT_INTERVAL_S_MAX = 1.0
 HEARTBEATS_PER_TIMEOUT = 5
@@ -33,7 +33,7 @@ HEARTBEATS_PER_TIMEOUT = 5
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """The connection was silent for `silent_s`, and is closed."""
+    """The connection was silent for `silent_s` and has been closed."""
 
     connection: int
     silent_s: float
@@ -41,7 +41,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection was closed by the other side or the system; it had been silent for `silent_s`."""
+    """The other side or the system closed the connection after it had been silent for `silent_s`."""
 
     connection: int
     silent_s: float
@@ -55,38 +55,38 @@ class HeartbeatThread:
         error = ffi.new("char[256]")
         self._handle = lib.pccl_heartbeat_create(max(1, round(timeout_s * 1000)), error, len(error))
         if self._handle == ffi.NULL:
-            raise OSError(f"no thread for heartbeats: {text(error)}")
+            raise OSError(f"cannot start the heartbeat thread: {text(error)}")
         self._events = ffi.new("pccl_heartbeat_event[]", EVENTS_MAX)
         self._quiet: Any = None
         self._timeout_s = timeout_s
         self._pulse: Progress | None = None
 
     async def keep_progress(self) -> None:
-        """Let heartbeats depend on the progress of this trio run, until cancelled."""
+        """Until cancelled, make heartbeats depend on the progress of this trio run."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
         await pulse.keep()
 
     def add(self, connection: int, fd: int) -> None:
-        """Take ownership of a connected socket. OSError if the system refuses, and then it is closed."""
+        """Take ownership of a connected socket. If the system refuses it, the socket is closed and OSError raised."""
         status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
-            raise OSError(f"the system refuses a connection for heartbeats (status {status})")
+            raise OSError(f"the system refuses a heartbeat connection (status {status})")
 
     def remove(self, connection: int) -> None:
         if self._handle != ffi.NULL:
             lib.pccl_heartbeat_remove(self._handle, connection)
 
     def quiet(self, seconds: float) -> list[int]:
-        """Return the connections that were silent for `seconds`, at most QUIET_MAX."""
+        """Return the connections, at most QUIET_MAX, that have been silent for `seconds`."""
         if self._quiet is None:
             self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         count = lib.pccl_heartbeat_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)
         return list(self._quiet[0:count])
 
     async def events(self) -> list[Silent | Closed]:
-        """Wait for the next events and return them. Each connection has one, its last."""
+        """Wait for the next events and return them. Each connection's only event reports its end."""
         await trio.lowlevel.wait_readable(lib.pccl_heartbeat_event_fd(self._handle))
         count = lib.pccl_heartbeat_poll_events(self._handle, self._events, EVENTS_MAX)
         found: list[Silent | Closed] = []
@@ -100,7 +100,7 @@ class HeartbeatThread:
         return found
 
     def close(self) -> None:
-        """Stop the thread. No task may be in `events` any more."""
+        """Stop the thread. No task may still be in `events`."""
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.pccl_heartbeat_destroy(handle)
@@ -112,8 +112,8 @@ class HeartbeatThread:
 
 
 async def keep_heartbeats(thread: HeartbeatThread, connect: Callable[[], Awaitable[Any]], timeout_s: float) -> str:
-    """Exchange heartbeats until the other side is silent for `timeout_s`; return the reason. `connect` makes a
-    connection, or raises ConnectionLost."""
+    """Exchange heartbeats until the other side has been silent for `timeout_s`, and return the reason. `connect`
+    returns a connection or raises ConnectionLost."""
     deadline = trio.current_time() + max(timeout_s, FIRST_HEARTBEAT_S)
     for connection in range(1, 2**63):
         failure = "no answer"
@@ -126,13 +126,13 @@ async def keep_heartbeats(thread: HeartbeatThread, connect: Callable[[], Awaitab
                     added = True
                 except (ConnectionLost, OSError) as error:
                     failure = str(error)
-                    logger.debug("no connection for heartbeats: %s", failure)
+                    logger.debug("no heartbeat connection: %s", failure)
                     await trio.sleep(timeout_s / PAUSES_PER_TIMEOUT)
         if not added:
             return f"could not be reached with heartbeats: {failure}"
         (event,) = await thread.events()
         if isinstance(event, Silent):
             return f"was silent for {event.silent_s:.1f} s"
-        logger.info("the connection for heartbeats broke off: %s", event.reason)
+        logger.info("the heartbeat connection was lost: %s", event.reason)
         deadline = trio.current_time() + timeout_s
     raise AssertionError("out of numbers")

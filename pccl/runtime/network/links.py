@@ -1,15 +1,15 @@
-"""Connections between peers, until the engine or a state transfer takes them.
+"""Opens connections between peers, which the engine or a state transfer then takes over.
 
-Every connection to a peer's port opens with a message of its purpose (`LinkHello`, `StateHello`, `ProbeHello`), and is
-answered by `Accepted` or `Rejected`. Padding detects paths that lose full-size packets (wrong MTU): opening and
-`Accepted` are followed by enough random bytes to fill packets, except within a host:
+The first message on every connection to a peer's port states its purpose (`LinkHello`, `StateHello`, `ProbeHello`); the
+answer is `Accepted` or `Rejected`. Padding detects paths that lose full-size packets (wrong MTU): the opening and
+`Accepted` are followed by enough random bytes to fill packets, except within one host:
 
     dialer -> acceptor   opening | padding
     acceptor -> dialer   (Challenge and proof), Accepted | padding
     dialer -> acceptor   the purpose of the connection
 
-The acceptor reads the padding before it answers, the dialer before it uses the connection. A dialed link fails early
-only if no full-size packet arrived there, or if the other side has answered without its padding.
+The acceptor reads the padding before it answers, and the dialer before it uses the connection. A dialed link fails
+early only if none of its full-size packets arrived, or if the answer arrived without its padding.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exa
 from pccl.runtime.threads.tasks import start_task
 
 OPENING_TIMEOUT_S = 10.0
-"""Time limit of an opening."""
+"""Time limit for an opening."""
 PADDING_TIMEOUT_S = 8.0
-"""Part of that time for padding, so that the dialer gives up first."""
+"""Time limit for padding, within OPENING_TIMEOUT_S, so that the dialer gives up first."""
 PADDING_SEGMENTS = 2
 SEGMENT_BYTES = 1460
-"""Size of a connection's packets, where the system does not say."""
+"""Size of a connection's packets if the system does not report it."""
 LOOKS = 8
-"""Number of checks of the progress within `reach_s`."""
+"""Number of progress checks within `reach_s`."""
 REMEDY = (
-    "small packets get through and full-size ones do not: is the MTU of the path right? Lower it on the hosts' "
+    "small packets get through but full-size ones do not: is the path's MTU right? Lower it on the hosts' "
     "interfaces (1420 for WireGuard), or set net.ipv4.tcp_mtu_probing=1"
 )
 
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
-"""Random, so that no tunnel compresses it."""
+"""Random, so that tunnels cannot compress it."""
 _discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
 """Memory for received padding."""
 
 
 class LinkError(Exception):
-    """A connection to another peer could not be made; the text has the addresses and the reasons."""
+    """A connection to another peer could not be established; the text has the addresses and the reasons."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Attempt:
     has_received: bool = False
     accepted_at: float | None = None
     is_padded: bool = False
-    """Some padding of the other side has arrived."""
+    """Whether some of the other side's padding has arrived."""
 
     @property
     def reaches_peer(self) -> bool:
@@ -103,7 +103,7 @@ def _ioctl(sock: trio.socket.SocketType | socket.socket, what: int | None) -> in
 
 
 def padding_bytes(sock: trio.socket.SocketType) -> int:
-    """Return the bytes that fill packets of this connection; 0 within one host."""
+    """Return the number of bytes that fill this connection's packets; 0 within one host."""
     try:
         segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     except OSError:
@@ -144,7 +144,7 @@ async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, 
 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
-    """Wait until the dialer has used an accepted connection, or all data is acknowledged. ConnectionLost."""
+    """Wait until the dialer uses an accepted connection, unless all data is acknowledged. ConnectionLost."""
     if not unacknowledged_bytes(sock):
         return
     try:
@@ -163,8 +163,8 @@ async def dial(
     attempt: Attempt,
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """Return an accepted connection to `member` that has carried full-size packets both ways, and its keys
-    (`handshake.Dialled`). LinkError. `attempt` shows the progress."""
+    """Return an accepted connection to `member` that has carried full-size packets in both directions, and its keys
+    (`handshake.Dialled`). LinkError. `attempt` is updated with the progress."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -229,9 +229,9 @@ async def dial_link(
     timeout_s: float,
     system: System = SYSTEM,
 ) -> None:
-    """Make all connections of a link at once, and pass each to `take` with its index. LinkError: after `timeout_s`;
-    after `reach_s` if none has delivered full-size packets; and `reach_s` after the first was accepted if none has
-    received any."""
+    """Open all connections of a link concurrently and pass each to `take` with its index. LinkError after `timeout_s`,
+    after `reach_s` if no connection has delivered full-size packets, or `reach_s` after the first was accepted if none
+    has received any."""
     failure: LinkError | None = None
     attempts = [Attempt() for _ in range(connections)]
     standing = 0

@@ -1,8 +1,8 @@
-"""Measures the rate of one direction of a link, and its round trip.
+"""Measures a link's round trip and the rate of one of its directions.
 
-A probe has connections of its own, as many as the link. Two PINGs on each give the round trip. Then one side floods,
-and an acceptor that receives reports its count every REPORT_S. The rate is the mean over FLOOD_ROUND_TRIPS within
-[FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while TCP's windows grow.
+A probe opens as many separate connections as the link has. Two PINGs on each measure the round trip. Then one side
+floods the connections for FLOOD_ROUND_TRIPS, limited to [FLOOD_S_MIN, FLOOD_S_MAX]. If the acceptor receives, it
+reports its byte count every REPORT_S. The rate excludes the first fifth of the bytes, during which TCP's windows grow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOOD_S_MAX = 1.0
 FLOOD_ROUND_TRIPS = 16
 SLOW_START_SHARE = 0.2
 SERVE_S_MAX = 10.0
-"""Time limit of an acceptor."""
+"""Time limit for an acceptor."""
 PINGS = 2
 PING, START = b"\x00", b"\x01"
 COUNT_BYTES = 8
@@ -46,7 +46,7 @@ class Measured:
 
 
 def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
-    """Return the bytes per second after the slow start, from times and byte counts; 0 if too few bytes have arrived."""
+    """Return the bytes per second after slow start, from arrival times and byte counts; 0 if too few bytes arrived."""
     if not arrivals:
         return 0.0
     end_s, total = arrivals[-1]
@@ -58,8 +58,8 @@ Dial = Callable[[], Awaitable[trio.socket.SocketType]]
 
 
 async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
-    """Measure a link with this number of connections; `pulls`: the direction towards this peer. ProbeError, within
-    DIAL_S_MAX and FLOOD_S_MAX."""
+    """Measure a link with this number of connections, in the direction towards this peer if `pulls`. Takes at most
+    DIAL_S_MAX plus FLOOD_S_MAX. ProbeError."""
     socks: list[trio.socket.SocketType] = []
     try:
         round_trip_s = await _connect(dial, connections, socks)
@@ -151,7 +151,7 @@ async def _send_endlessly(sock: trio.socket.SocketType) -> None:
 
 
 async def serve(sock: trio.socket.SocketType, pulls: bool) -> None:
-    """Serve the acceptor's side of one connection of a probe, until that is closed, or for SERVE_S_MAX."""
+    """Serve the acceptor's side of one probe connection until it is closed, for at most SERVE_S_MAX."""
     with trio.move_on_after(SERVE_S_MAX), suppress(ConnectionLost, OSError):
         for answered in range(PINGS):
             await receive_exactly(sock, bytearray(len(PING)))

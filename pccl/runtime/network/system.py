@@ -1,4 +1,4 @@
-"""The operating system as sessions and masters use it, replaceable in simulations."""
+"""The operating system's services that sessions and masters use. Simulations replace them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class System:
         return await dial_tcp(host, port)
 
     def stream(self, sock: socket.socket) -> trio.socket.SocketType:
-        """Return a connection as trio tasks use it. It owns the socket from here on."""
+        """Return a connection for trio tasks that takes ownership of the socket."""
         return trio.socket.from_stdlib_socket(sock)
 
     def heartbeats(self, timeout_s: float) -> HeartbeatThread:

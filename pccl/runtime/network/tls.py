@@ -1,7 +1,7 @@
 """TLS without sockets, for control connections whose sends never wait.
 
-The owner of a `TlsEnd` sends the bytes that its methods return. One port serves TLS and plain connections: TLS begins
-with the byte 22, a pccl message with a 0.
+The owner of a `TlsEnd` sends the bytes that its methods return. One port serves TLS and plain connections, which
+differ in the first byte: 22 for TLS, 0 for a pccl message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RECORD_TYPE_HANDSHAKE = 22
 RECORD_TYPE_ALERT = 21
 READ_BYTES = 256 * 1024
 NO_TLS_AT_MASTER = (
-    "the master does not speak TLS, and this side does: start it with --tls-cert (or ssl_context=), or unset "
+    "the master does not speak TLS, but this side does: start it with --tls-cert (or ssl_context=), or unset "
     "PCCL_TLS_CA here"
 )
 
@@ -24,7 +24,7 @@ class TlsError(Exception):
 
 class TlsEnd:
     def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
-        """Make the dialing end, which expects `server_hostname`, or, without it, the accepting end."""
+        """Create the dialing end, which expects `server_hostname`, or the accepting end if it is None."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(
@@ -32,10 +32,10 @@ class TlsEnd:
         )
         self.is_established = False
         self.is_over = False
-        """The other side has ended its direction."""
+        """Whether the other side has ended its direction."""
 
     def handshake(self, received: bytes) -> bytes:
-        """Make a step of the handshake with received bytes; return the bytes to send. After a TlsError send `alert`."""
+        """Continue the handshake with received bytes and return the bytes to send. After a TlsError, send `alert`."""
         self._incoming.write(received)
         try:
             self._object.do_handshake()
@@ -57,7 +57,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def decrypt(self, received: bytes) -> tuple[bytes, bytes]:
-        """Return the plain bytes, and the bytes to send. TlsError, as with `handshake`."""
+        """Return the decrypted bytes, and the bytes to send. TlsError as in `handshake`."""
         self._incoming.write(received)
         received_plain = bytearray()
         try:
@@ -71,7 +71,7 @@ class TlsEnd:
         return bytes(received_plain), self._outgoing.read()
 
     def close_notify(self) -> bytes:
-        with suppress(ssl.SSLError):  # it expects the other side's close_notify
+        with suppress(ssl.SSLError):  # `unwrap` expects the other side's close_notify
             self._object.unwrap()
         return self._outgoing.read()
 
@@ -81,7 +81,7 @@ def begins_tls(first: bytes) -> bool:
 
 
 def answers_tls(first: bytes) -> bool:
-    """Whether an answer with these first bytes is TLS, also an alert."""
+    """Return whether an answer with these first bytes is TLS, including alerts."""
     return begins_tls(first) or first[:1] == bytes([RECORD_TYPE_ALERT])
 
 

@@ -1,8 +1,8 @@
 """Messages over sockets.
 
-`ControlConnection` is long-lived: sends never wait (a backlog takes what the socket does not), and receives return
-batches. It may carry a session (`protocol.control_session`) that continues over the next connection. `send_message` and
-`receive_message` transfer exactly one message.
+A `ControlConnection` is long-lived. Sends never wait (data that the socket does not accept goes to a backlog), and
+receives return batches. It may carry a session (`protocol.control_session`) that continues over the next connection.
+`send_message` and `receive_message` transfer exactly one message.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
-"""Time without an acknowledgement until a connection breaks, in peer timeouts, longer where these are shorter than
-probes."""
+"""Time without an acknowledgement after which a connection breaks, in peer timeouts. It is longer if the timeout is
+shorter than the keepalive probes take."""
 KEEPALIVE_PROBES = 3
-"""Number of unanswered keepalive probes until a connection breaks, without TCP_USER_TIMEOUT."""
+"""Number of unanswered keepalive probes after which a connection breaks, without TCP_USER_TIMEOUT."""
 KEEPALIVE_S_MAX = 32767
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 SEEN_BYTES_MAX = 512
-"""First bytes of a connection that are kept for the error of a foreign service."""
+"""Number of a connection's first bytes that are kept, to name a foreign service in the error."""
 SHOWN_MAX = 40
 PAGE_HEADER = "Pccl-Master-Port"
-"""The header of the page's answer to a peer that dials it by mistake."""
+"""The HTTP header with which the status page answers a peer that dials it by mistake."""
 
 NO_ANSWER_MEANS = "a firewall drops it, the host is down, or the address is wrong"
 
@@ -51,11 +51,11 @@ M = TypeVar("M")
 
 
 class NoMasterError(ProtocolError):
-    """The server at a master's address is not a pccl master; the text shows what it sent."""
+    """The server at a master's address is not a pccl master; the text shows the bytes that it sent."""
 
 
 class ConnectionLost(Exception):  # noqa: N818 - as trio's names
-    """The connection is lost; the text is the reason. `is_refused`: the port is closed. `is_of_tls`: TLS failed."""
+    """The connection is lost; the text is the reason. `is_refused` if the port is closed, `is_of_tls` if TLS failed."""
 
     def __init__(self, text: str, is_refused: bool = False, is_of_tls: bool = False) -> None:
         super().__init__(text)
@@ -64,19 +64,19 @@ class ConnectionLost(Exception):  # noqa: N818 - as trio's names
 
 
 class ByteStream(Protocol):
-    """The methods of a socket that are used here."""
+    """The socket methods that are used here."""
 
     def send(self, data: bytes | memoryview, /) -> Awaitable[int]: ...
     def recv_into(self, buffer: bytearray | memoryview, /) -> Awaitable[int]: ...
 
 
 class ControlConnection(Generic[M]):
-    """A non-blocking socket that carries messages both ways, through TLS after `start_tls`. `run_sender` must be
-    running for a backlog to drain."""
+    """A non-blocking socket that carries messages in both directions, over TLS after `start_tls`. The backlog drains
+    only while `run_sender` runs."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int, is_dialed: bool = False) -> None:
-        """Take a connected socket. On OSError it is still the caller's. `is_dialed`: describe a foreign service
-        that answers."""
+        """Take ownership of a connected socket, unless OSError is raised. If `is_dialed`, errors describe a foreign
+        service that answers."""
         self.remote_address: Any = sock.getpeername()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,7 +84,7 @@ class ControlConnection(Generic[M]):
         self._sock = sock
         self._decoder: Decoder[M | Ack] = Decoder(expected | Ack, opening_bytes_max)
         self.session: ControlSession | None = None
-        """The session of the connection after the opening; None again when another connection has continued it."""
+        """The connection's session after the opening; None again once another connection has continued it."""
         self._backlog = bytearray()
         self._wake = trio.Event()
         self._progress = trio.Event()
@@ -100,15 +100,15 @@ class ControlConnection(Generic[M]):
         return self._sock
 
     def bound_silence(self, timeout_s: float) -> None:
-        """Make the system break the connection when its data is not acknowledged for a multiple of `timeout_s`, and
-        probe an idle one (keepalive), as far as the platform allows."""
+        """As far as the platform allows, make the system break the connection when its data is not acknowledged for a
+        multiple of `timeout_s`, and probe it while it is idle (keepalive)."""
         idle, interval = (min(max(1, round(timeout_s / part)), KEEPALIVE_S_MAX) for part in (2, 3))
-        # Linux breaks a connection at the first probe after that time, however many it has sent.
+        # Linux breaks a connection at the first probe after that time, regardless of the number of probes sent.
         broken_s = max(STUCK_TIMEOUTS * timeout_s, idle + 2 * interval)
         options = {
             "TCP_USER_TIMEOUT": round(1000 * broken_s),
             "TCP_KEEPIDLE": idle,
-            "TCP_KEEPALIVE": idle,  # as macOS calls it
+            "TCP_KEEPALIVE": idle,  # the macOS name
             "TCP_KEEPINTVL": interval,
             "TCP_KEEPCNT": KEEPALIVE_PROBES,
         }
@@ -118,7 +118,7 @@ class ControlConnection(Generic[M]):
                     self._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, messages: list[Message]) -> None:
-        """Send messages. Never waits and never raises: `receive` finds a broken connection."""
+        """Send messages. Never waits and never raises; `receive` detects a broken connection."""
         self.send_frames([encode(message) for message in messages])
 
     def send_frames(self, frames: list[bytes]) -> None:
@@ -128,7 +128,7 @@ class ControlConnection(Generic[M]):
         self._send(b"".join(frames))
 
     def continue_session(self, session: ControlSession, received: int) -> None:
-        """Continue a session; the other side has received `received` messages. ProtocolError."""
+        """Continue a session in which the other side has received `received` messages. ProtocolError."""
         frames = session.reattach(received)
         self.session = session
         self._send(b"".join(frames))
@@ -159,8 +159,8 @@ class ControlConnection(Generic[M]):
         return len(self._backlog) > BACKLOG_BYTES_MAX or (self.session is not None and self.session.is_flooded)
 
     async def run_sender(self) -> None:
-        """Send the backlog whenever there is one. Ends after `finish` once it is empty, or when the other side is
-        gone."""
+        """Send the backlog whenever there is one. Return once it is empty after `finish`, or when the connection
+        breaks."""
         try:
             while self._backlog or not self._closing:
                 if not self._backlog:
@@ -196,7 +196,7 @@ class ControlConnection(Generic[M]):
         await self._sender_ended.wait()
 
     async def part(self) -> None:
-        """Flush, and wait for the other side to close: closing with unread data resets the connection."""
+        """Flush and wait for the other side to close, because closing with unread data would reset the connection."""
         await self.flush()
         with suppress(OSError, ConnectionLost):
             self._sock.shutdown(socket.SHUT_WR)
@@ -204,14 +204,14 @@ class ControlConnection(Generic[M]):
                 pass
 
     async def receive(self) -> list[M]:
-        """Return the next messages, at least one. ConnectionLost or ProtocolError end the connection."""
+        """Return the next messages, at least one. ConnectionLost and ProtocolError end the connection."""
         data = b""
         while True:
             messages = [message for message in self._decoder.feed(data) if not self._is_ack(message)]
             for _ in messages:
                 self.note_delivery()
             if messages:
-                return messages  # type: ignore[return-value]  # no Ack is left
+                return messages  # type: ignore[return-value]  # no Ack remains
             data = await self._receive_some()
 
     def _is_ack(self, message: M | Ack) -> bool:
@@ -269,7 +269,7 @@ class ControlConnection(Generic[M]):
         return begins_tls(await self._receive_raw(socket.MSG_PEEK))
 
     async def start_tls(self, end: TlsEnd) -> None:
-        """Start TLS before anything else is sent, and for the accepting side, received. TlsError or ConnectionLost."""
+        """Start TLS before sending anything or, on the accepting side, receiving. TlsError or ConnectionLost."""
         received = b""
         while not end.is_established:
             try:
@@ -288,7 +288,7 @@ class ControlConnection(Generic[M]):
                     raise ConnectionLost("the connection was closed by the other side in the TLS handshake")
         self._tls = end
 
-    # For the handshake. Messages are bounded as openings until `trust`.
+    # For the handshake. Until `trust`, the size limit for openings applies to all messages.
 
     async def send_frame(self, frame: bytes) -> None:
         self._send(frame)
@@ -304,26 +304,26 @@ class ControlConnection(Generic[M]):
         return body
 
     def _require_master(self) -> None:
-        """Raise NoMasterError if the first bytes are not a message of pccl's, whose length begins with a byte 0."""
+        """Raise NoMasterError if the first bytes are not a pccl message, whose length begins with a zero byte."""
         first = self._first
         if not first or first[0] == 0:
             return
         got = first[: first.find(b"\n")] if 0 < first.find(b"\n") < SHOWN_MAX else first[:SHOWN_MAX]
         advice = "check host and port"
         if answers_tls(first):
-            advice = "if it is a master with TLS, give the peer ssl_context= or PCCL_TLS_CA"
+            advice = "if it is a master that uses TLS, give the peer ssl_context= or PCCL_TLS_CA"
         for line in first.decode("latin-1").split("\r\n"):
             name, _, value = line.partition(":")
             if name == PAGE_HEADER:
-                advice = f"this is the page of a pccl master, for browsers: that master's own port is {value.strip()}"
+                advice = f"this is the status page of a pccl master; that master's own port is {value.strip()}"
         raise NoMasterError(f"no pccl master answered (got {got!r}); {advice}") from None
 
     def trust(self) -> None:
         self._decoder.trust()
 
     def detach(self) -> int:
-        """Return the descriptor, for another owner. ConnectionLost if there are unsent or unread bytes. No task may be
-        in `receive`."""
+        """Return the descriptor for a new owner. ConnectionLost if there is unsent or unread data. No task may be in
+        `receive`."""
         if self._backlog or self._decoder.buffered_bytes:
             raise ConnectionLost("unexpected data")
         self._closing = True
@@ -349,7 +349,7 @@ class ControlConnection(Generic[M]):
 async def dial_control(
     host: str, port: int, expected: Any, dial: Dial = dial_tcp, limit_s: float = inf
 ) -> ControlConnection[Any]:
-    """Return a connection for messages of the union `expected`. ConnectionLost, also after `limit_s`."""
+    """Return a connection for messages in the union `expected`. ConnectionLost, including after `limit_s`."""
     sock: socket.socket | None = None
     try:
         with trio.fail_after(limit_s):
@@ -359,7 +359,7 @@ async def dial_control(
         raise ConnectionLost(f"no answer to a connection within {limit_s:.2g} s: {NO_ANSWER_MEANS}") from None
     except OSError as error:
         if sock is not None:
-            sock.close()  # the listener has died since
+            sock.close()  # the listener has died in between
         is_refused = error.errno == errno.ECONNREFUSED
         raise ConnectionLost(error.strerror or str(error), is_refused) from None
 
@@ -402,7 +402,7 @@ async def _receive_body(sock: ByteStream, limit_bytes: int) -> bytearray | memor
 
 
 async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> bytearray | memoryview:
-    """Fill `buffer` and return it. ConnectionLost if the other side closes before that."""
+    """Fill `buffer` and return it. ConnectionLost if the other side closes first."""
     view = memoryview(buffer)
     while view:
         view = view[await receive_some(sock, view) :]
@@ -410,7 +410,7 @@ async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> b
 
 
 async def receive_some(sock: ByteStream, view: memoryview) -> int:
-    """Receive at least one byte into `view`; return how many. ConnectionLost if the other side closes before that."""
+    """Receive at least one byte into `view` and return the number of bytes. ConnectionLost if the other side closes."""
     try:
         count = await sock.recv_into(view)
     except OSError as error:

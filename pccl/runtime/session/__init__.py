@@ -1,1 +1,1 @@
-"""Runs a peer: drives the protocol machine with the master's messages, the engine's events and the user's calls."""
+"""Runs a peer: passes the master's messages, the engine's events and the user's calls to the protocol machine."""

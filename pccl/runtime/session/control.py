@@ -1,14 +1,14 @@
-"""The control connection of a session, and the search for another master when there is none.
+"""The control connection of a session, and the search for another master when the current one is lost.
 
-A control connection that breaks is restored, to the same master, and carries the session on (`control_session`); the
-machine does not notice. The master is lost
+A control connection that breaks is restored to the same master and continues the session (`control_session`) without
+the machine noticing. The master is lost
 
-1. when it does not know the session;
-2. when no connection has come about for a peer timeout, or half of `master_timeout_s` if that is less;
-3. at once where there are other masters to ask, its port is closed and its heartbeats have ended.
+1. if it does not know the session;
+2. if it could not be reconnected for a peer timeout, or for half of `master_timeout_s` if that is shorter;
+3. immediately, if there are other masters to try, its port is closed and its heartbeats have ended.
 
-Another master is then looked for, at all addresses in turn (`master_addresses`), while the engine goes on. A peer that
-finds none within `master_timeout_s` gives up.
+The peer then searches for another master at all addresses in turn (`MasterAddresses`), while the engine continues. A
+peer that finds none within `master_timeout_s` gives up.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from pccl.runtime.threads.tasks import start_task
 
 WELCOME_TIMEOUT_S = 10.0
 REATTACH_SHARE = 0.5
-"""A broken control connection may take this share of the master timeout to be restored, at most."""
+"""Time limit for restoring a broken control connection, as a share of the master timeout."""
 REATTACH_PAUSE_S_MIN = 0.02
 """The first pause between two attempts to restore a control connection."""
 REATTACH_PAUSE_S_MAX = 0.5
 
 _jitter = random.SystemRandom()
-"""A source of chance that leaves alone the program's own stream of random numbers, which it may have seeded."""
+"""A random source that does not affect the program's own random numbers, which it may have seeded."""
 
 
 class Control(Part):
@@ -59,41 +59,41 @@ class Control(Part):
         recording_parts: RecordingParts,
         seek_s: float,
     ) -> None:
-        """`masters` has the address of the connected one. A newcomer looks for one that leads a run for `seek_s` at
-        least."""
+        """`masters` includes the connected master's address. A newcomer searches for a master that leads a run for at
+        least `seek_s`."""
         super().__init__(shared)
         self.attached = trio.Event()
-        """Set while there is a control connection, as far as is known."""
+        """Set while there is a control connection, as far as this peer knows."""
         self.attached.set()
         self.is_cut_off = False
         """Whether the last connection to a master broke before the master answered the opening."""
         self.answered = trio.Event()
-        """Set when any master has answered, or the session has ended."""
+        """Set when a master has answered or the session has ended."""
         self.senders: trio.Nursery | None = None
-        """Tasks that outlive all others, for last words."""
+        """Holds the sending tasks, which outlive all others in order to send final messages."""
         self._masters = masters
         self._heartbeats = heartbeats
         self._recording_parts = recording_parts
         self._seek_s = seek_s
         self._attending = trio.CancelScope()
-        """Holds what concerns the present control connection."""
+        """The scope of the current control connection's task."""
         self._patience: trio.CancelScope | None = None
-        """Holds the search for a master. Cancelled when one takes this peer in; its deadline is when the search
-        ends."""
+        """The scope of the search for a master. Cancelled when a master accepts this peer; its deadline is the end of
+        the search."""
         self._heard = trio.Event()
         self.handlers = {ps.SeekMaster: self._seek_master}
         self._lifetime.at_end(lambda _: self.answered.set())
 
     def account(self) -> str:
-        """Return what came of the last attempt at each master; empty: none has ended."""
+        """Return how the last attempt at each master failed; empty if no attempt has ended."""
         return self._masters.failures()
 
     async def until_master_speaks(self) -> None:
-        """Wait for the next messages of a master, or its loss."""
+        """Wait for the next messages from a master, or for its loss."""
         await self._heard.wait()
 
     async def follow_masters(self) -> None:
-        """Attend one master after the other, until the session is over."""
+        """Communicate with one master after the other until the session is over."""
         while True:
             self._attending = trio.CancelScope()
             self._start_sender()
@@ -111,7 +111,7 @@ class Control(Part):
     # One master.
 
     async def _attend(self) -> None:
-        """Tell the machine what a master says, until the connection ends or the machine has done with it."""
+        """Pass a master's messages to the machine until the connection ends or the machine no longer needs it."""
         driver, facts = self._driver, self._driver.facts
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
         with driver.taking_over as machine:
@@ -132,7 +132,7 @@ class Control(Part):
                     else:
                         messages = await self._master.connection.receive()
                 if scope.cancelled_caught:
-                    reason = f"it leads no run yet, after {patience_s:g} s"
+                    reason = f"it does not lead a run yet, after {patience_s:g} s"
                     if messages is None:
                         reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
             except ConnectionLost as error:
@@ -166,7 +166,7 @@ class Control(Part):
                 self._heard = trio.Event()
 
     def _deliver(self, machine: Peer, messages: list[m.MasterMessage]) -> str:
-        """Tell the machine what the master says. Return why this master will not do, or "". ProtocolError."""
+        """Pass the master's messages to the machine. Return why this master is unusable, or "". ProtocolError."""
         for message in messages:
             if isinstance(message, m.RecordingRequest):
                 self._recording_parts.asked(message)
@@ -175,7 +175,7 @@ class Control(Part):
                 return f"refused: {message.reason}"
             machine.received(message)
             if isinstance(message, m.StartOver):
-                # A newcomer again: what was asked as a peer of the run does not show that no master leads one.
+                # As a newcomer again, ask all masters again: earlier refusals do not show that no master leads a run.
                 self._masters = self._masters.restarted()
             if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
                 refused = "refused: " if isinstance(message, m.Goodbye) else ""
@@ -184,9 +184,9 @@ class Control(Part):
         return ""
 
     def _lose(self, machine: Peer, reason: str, is_breach: bool) -> None:
-        """Tell the machine that this master is lost or unusable."""
+        """Notify the machine that this master is lost or unusable."""
         if is_breach:
-            reason = f"the master does not speak as a pccl master does: {reason}"
+            reason = f"the master violates the protocol: {reason}"
             if machine.is_led and machine.run:
                 machine.give_up(reason)
         self._masters.failed(self._master.address, reason)
@@ -196,13 +196,13 @@ class Control(Part):
             machine.master_lost(reason)
 
     def _patience_with(self, messages: list[m.MasterMessage] | None) -> float:
-        """Return how long to wait for the next messages of a master that has said this."""
+        """Return how long to wait for a master's next messages after these."""
         if not messages or not isinstance(messages[-1], m.PreVoteRequest | m.VoteRequest):
             return float("inf")
         timeout_s = self._driver.facts.peer_timeout_s
         is_majority_there = isinstance(messages[-1], m.VoteRequest)
         if is_majority_there and self._patience is not None:
-            # It may wait for the rest for a peer timeout: this peer stays, however little time the search has left.
+            # It may wait a peer timeout for the remaining peers. Stay, even if the search has little time left.
             self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)
         return self._masters.patience_s(timeout_s, is_majority_there)
 
@@ -230,8 +230,8 @@ class Control(Part):
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
-        """Open the conversation and return the answer. A peer of a run accepts a refusal only from a master that
-        has proved that it knows the token."""
+        """Send the opening and return the answer. A peer in a run accepts a refusal only from a master that has proved
+        that it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
@@ -245,17 +245,17 @@ class Control(Part):
         return answer
 
     def welcomed(self, timeout_s: float) -> None:
-        """Note that a master has taken this peer in, whose run has this peer timeout."""
+        """Note that a master has accepted this peer into a run with this peer timeout."""
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
         self._master.connection.bound_silence(timeout_s)
         self._heartbeats.begin((self._master.host, self._master.port), timeout_s)
 
-    # The same master again.
+    # Reconnecting to the same master.
 
     async def _reattach(self, session: ControlSession, reason: str) -> str:
-        """Have the session go on over another connection to the same master. Return "" once it does, else why not."""
+        """Continue the session over another connection to the same master. Return "", or the reason for a failure."""
         self._logger.info("the control connection was lost: %s; restoring it", reason)
         self.attached = trio.Event()
         self._master.connection.shutdown()
@@ -280,14 +280,14 @@ class Control(Part):
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, REATTACH_PAUSE_S_MAX)
         except (TlsError, AuthError, ProtocolError) as error:
-            failure = f"it does not go on with this peer: {error}"
+            failure = f"it does not continue with this peer: {error}"
         finally:
             self.attached.set()
         return failure
 
     async def _dial_again(self, session: ControlSession) -> ControlConnection[m.MasterMessage]:
-        """Return a connection that carries the session on. ConnectionLost, or another error from a master that does not
-        know the session."""
+        """Return a connection that continues the session. ConnectionLost, or another error if the master does not know
+        the session."""
         options, facts = self._options, self._driver.facts
         master = self._master
         connection = await dial_control(master.host, master.port, m.MasterMessage, options.system.dial, DIAL_S)
@@ -307,7 +307,7 @@ class Control(Part):
             raise
         return connection
 
-    # Another master.
+    # Finding another master.
 
     def _seek_master(self, _: Peer, effect: ps.SeekMaster) -> None:
         self._attending.cancel()
@@ -328,7 +328,7 @@ class Control(Part):
                 tried = self._masters.failures()
                 machine.give_up(
                     f"{reason}; no master has taken over within {limit_s:g} s. "
-                    f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}"
+                    f"{f'Tried {tried}' if tried else 'No attempt ended in that time'}"
                     f"{self._haste(limit_s)}"
                 )
                 self._attending.cancel()
@@ -338,12 +338,12 @@ class Control(Part):
         if limit_s >= timeout_s:
             return ""
         return (
-            f". master_timeout is less than the run's peer_timeout of {timeout_s:g} s, in which peers find out that "
-            f"their master is silent; give it more for runs that shall outlive masters"
+            f". master_timeout is less than the run's peer_timeout of {timeout_s:g} s, which peers need to detect that "
+            f"their master is silent; increase it for runs that must outlive masters"
         )
 
     async def _find_master(self) -> None:
-        """Try the masters in turn until one can be connected to."""
+        """Try the masters in turn until one accepts a connection."""
         while True:
             attempt = self._masters.next(_jitter.random())
             await trio.sleep(attempt.pause_s)
@@ -363,12 +363,12 @@ class Heartbeats(Part):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self.is_connected = False
-        """Whether there is a connection for heartbeats."""
+        """Whether there is a heartbeat connection."""
         self._scope = trio.CancelScope()
         self._thread: HeartbeatThread | None = None
 
     def begin(self, master: Address, timeout_s: float) -> None:
-        """Exchange heartbeats with a master that has taken this peer in, and with no other any more."""
+        """Exchange heartbeats with a master that has accepted this peer; stop those with any other."""
         self._scope.cancel()
         self._scope = trio.CancelScope()
         self._lifetime.spawn(self._send, master, timeout_s, self._scope)
@@ -390,7 +390,7 @@ class Heartbeats(Part):
         async def connect() -> trio.socket.SocketType:
             self.is_connected = False
             if self._lifetime.ended.is_set():
-                await trio.sleep_forever()  # the master has let us go
+                await trio.sleep_forever()  # the session is over, so a closed connection is expected
             sock = await self._dial(master, hello)
             self.is_connected = True
             return sock
@@ -412,7 +412,7 @@ class Heartbeats(Part):
                 machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
 
     async def _dial(self, master: Address, hello: m.HeartbeatHello) -> trio.socket.SocketType:
-        """Return a connection to the master at this numeric address, which has accepted `hello`.
+        """Return a connection to the master at this numeric address that has accepted `hello`.
         ConnectionLost."""
         system = self._options.system
         try:
@@ -434,14 +434,14 @@ class Heartbeats(Part):
 
 
 ASKERS = 64
-"""Number of peers of a large run that ask the master at a time, on average."""
+"""Average number of peers in a large run that query the master at the same time."""
 ASK_S = 2.0
 
 
 class CallReasons(Part):
     """Asks the master what group calls wait for. Only for the trio thread.
 
-    In a large run all peers wait for the same one, so each asks with a chance that has about ASKERS ask at a time.
+    In a large run all peers wait for the same call, so each asks with a probability that limits them to about ASKERS.
     """
 
     def __init__(self, shared: Shared, control: Control, world_size: Callable[[], int]) -> None:
@@ -459,15 +459,15 @@ class CallReasons(Part):
         return await self.of_call("")
 
     async def of_hold(self) -> str | None:
-        """Return what the master that holds this newcomer waits for; None: it does not answer."""
+        """Return what the master that holds this newcomer waits for, or None if it does not answer."""
         status = await self._status()
         return status.held_for if isinstance(status, RunStatus) else None
 
     async def _status(self) -> RunStatus | str:
-        """Return the status of the run, or in words what is known without it."""
+        """Return the run's status, or a wait reason that is known without it."""
         if not self._driver.facts.is_led:
             tried = self._control.account()
-            return f"a master, for the last one is lost{f' (tried {tried})' if tried else ''}"
+            return f"a master, because the last one is lost{f' (tried {tried})' if tried else ''}"
         if _jitter.random() * self._world_size() > ASKERS:
             return "other peers, which have not called it"
         options, where = self._options, addresses.join(*self._master.address)
@@ -475,5 +475,5 @@ class CallReasons(Part):
             with trio.fail_after(ASK_S):
                 return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
         except (NoAnswer, trio.TooSlowError) as error:
-            why = str(error) or f"no answer in {ASK_S:g} s"
+            why = str(error) or f"no answer within {ASK_S:g} s"
             return f"other peers, or their master at {where}, which does not answer: {why}"

@@ -1,23 +1,23 @@
-"""Turns: the one way to the protocol machine of a session. Also its options, its tasks, and how faults end it.
+"""Turns, which give access to a session's protocol machine; the session's options and tasks; how faults end it.
 
-A turn is a context that makes the machine ready, yields it, and carries out its effects in order when it ends:
+A turn is a context that prepares the machine, yields it, and executes its effects in order at the end:
 
     with driver.taking_over as machine:
         machine.received(message)
 
-1. Before the machine gets input that bears on ops (a message, a call, a loss), the fast path is closed, and the machine
+1. Before the machine gets input that affects ops (a message, a call, a loss), the fast path is closed, and the machine
    gets the results of the ops on it (`taking_over`). So it decides as if it had launched each of them.
-2. Launches, cancels and the clock leave the fast path open, but the engine's events come first (`hearing`), so that a
-   launch follows the op that had its tag before.
-3. Effects are carried out at the end of the outermost turn and never wait: longer work (making a link, moving state)
-   becomes a task that reports back in a turn of its own. A handler may answer the machine at once; the effects of that
-   answer come after those of the same batch.
-4. The fast path opens again when a turn ends, if small ops need no decision of the machine.
-5. A turn that raises carries out no effects: the exception ends the session.
+2. Launches, cancels and the clock leave the fast path open, but the engine's events are handled first (`hearing`), so
+   that a launch comes after the previous op with its tag.
+3. Effects are executed at the end of the outermost turn and never wait. Longer work (making a link, transferring state)
+   runs in a task that reports its result in another turn. A handler may answer the machine immediately; the effects of
+   the answer are executed after the current batch.
+4. When a turn ends, the fast path is reopened if small ops need no decision from the machine.
+5. If a turn raises, no effects are executed, and the exception ends the session.
 
 A session shares its thread with other sessions and masters. All its tasks, callbacks and methods are contained
-(`Lifetime.contain`): an unexpected exception ends this session alone. The engine is closed, which restores the buffers,
-and callers get INTERNAL_ERROR, except for ops that the engine was told to commit before.
+(`Lifetime.contain`): an unexpected exception ends only this session. The engine is closed, which restores the buffers,
+and callers get INTERNAL_ERROR, except for ops that the engine was already told to commit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from pccl.types import Result
 
 Handler = Callable[[Peer, Any], None]
 Handlers = Mapping[type, Handler]
-"""Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
+"""Functions that execute effects, by effect type. Each gets the machine, so that it can answer immediately."""
 
 
 class Turn:
@@ -85,16 +85,16 @@ class Driver:
         hear: Callable[[Peer], None],
         send: Callable[[list[m.Message]], None],
     ) -> None:
-        """`hear` passes the engine's events to the machine. `send` sends to the master, and never waits."""
+        """`hear` passes the engine's events to the machine. `send` sends messages to the master and never waits."""
         self.facts = machine
-        """The machine, to read its properties at any time."""
+        """The machine, whose properties may be read at any time."""
         self.drained = trio.Event()
-        """Set when the session has ended, and the engine has given all buffers back."""
+        """Set when the session has ended and the engine has returned all buffers."""
         self.hear = partial(hear, machine)
         self.taking_over = Turn(machine, self._take_over, self._pump)
         self.hearing = Turn(machine, self.hear, self._pump)
         self.after_hearing = Turn(machine, None, self._pump)
-        """A turn for callers that have read the engine's events themselves, or must not read them any more."""
+        """A turn for callers that have read the engine's events themselves or can no longer read them."""
         self._machine = machine
         self._fast_path = fast_path
         self._lifetime = lifetime
@@ -105,7 +105,7 @@ class Driver:
         self._is_pumping = False
 
     def carry_out(self, handlers: Mapping[type, tuple[Handler, ...]]) -> None:
-        """Register handlers of effects."""
+        """Register handlers for effects."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
@@ -132,7 +132,7 @@ class Driver:
                 if start is fast_path.open_with or start == fast_path.open_with:
                     break
                 if fast_path.close():
-                    self.hear()  # the start may be another one after that
+                    self.hear()  # this may change the start
                 else:
                     assert start is not None
                     fast_path.open(start)
@@ -147,7 +147,7 @@ class Driver:
             self.drained.set()
 
     async def watch_clock(self) -> None:
-        """Call `tick` of the machine at its deadlines."""
+        """Call the machine's `tick` at its deadlines."""
         while True:
             self._timer_changed = trio.Event()
             self._timer_deadline = self._machine.deadline() or float("inf")
@@ -159,19 +159,19 @@ class Driver:
 
 
 NO_BUG = EngineFailedError, MemoryError
-"""Exceptions that end a session without being a bug."""
+"""Exceptions that end a session but are not caused by a bug."""
 
 CLOSED_NURSERY = "Nursery is closed to new arrivals"
-"""The words of trio for a task that comes too late."""
+"""trio's error text if a task is started too late."""
 
 
 def loop_has_ended(error: BaseException) -> str:
-    """Return the text for an event loop whose descriptors other code has closed."""
+    """Return the error text for an event loop whose descriptors were closed by other code."""
     return f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
 
 
 class Containment:
-    """A context in which an unexpected exception ends the session. Reentrant."""
+    """A context that ends the session if an unexpected exception occurs. Reentrant."""
 
     def __init__(self, end: Callable[[Exception], None]) -> None:
         self._end = end
@@ -187,42 +187,42 @@ class Containment:
 
 
 class Lifetime:
-    """The life of a session: its tasks, and why it is over once it is."""
+    """The lifetime of a session: its tasks and the reason for its end."""
 
     def __init__(self, logger: logging.LoggerAdapter[logging.Logger], last_words: Callable[[str], None]) -> None:
-        """`last_words` tells the master why this peer leaves, if it can still be told."""
+        """`last_words` sends the master the reason why this peer leaves, if that is still possible."""
         self.failure: SessionError | None = None
         """The reason why the session is over."""
         self.is_broken = False
-        """Whether the session has a fault, so that its machine is not to be believed."""
+        """Whether the session has a fault, so that its machine's state cannot be trusted."""
         self.ended = trio.Event()
         """Set when the session has a failure."""
         self.over = trio.Event()
         """Set when all tasks of this session have ended."""
         self.contain = Containment(self.break_off)
         self.nursery: trio.Nursery | None = None
-        """Holds the tasks, while the session runs."""
+        """Holds the tasks while the session runs."""
         self._logger = logger
         self._last_words = last_words
         self._endings: list[Callable[[SessionError], None]] = []
 
     def at_end(self, ending: Callable[[SessionError], None]) -> None:
-        """Have `ending` called when the session fails, and perhaps again later."""
+        """Call `ending` when the session fails, and possibly again later."""
         self._endings.append(ending)
 
     def require_alive(self) -> None:
-        """Raise a SessionError with the reason if the session is over."""
+        """Raise SessionError with the reason if the session is over."""
         if self.failure is not None:
             raise SessionError(self.failure.result, self.failure.message)
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Start a task that ends with the session. None starts after the session's end."""
+        """Start a task that ends with the session. No effect if the session has ended."""
         if self.nursery is None or self.ended.is_set():
             return
         try:
             self.start(self.nursery, function, *args)
         except RuntimeError as error:
-            # Where a trio run ends, the nursery is closed before the session knows: another thread may ask before that.
+            # When a trio run ends, its nursery is closed first, and another thread may call before the session knows.
             if str(error) != CLOSED_NURSERY:
                 raise
 
@@ -236,8 +236,8 @@ class Lifetime:
             await function(*args)
 
     def fail(self, code: Result, reason: str) -> None:
-        """End the session: all calls and queued launches fail. May be called again; the first reason stays. If one of
-        the endings raises, as those of trio's do in another thread, the others are called all the same."""
+        """End the session: all calls and queued launches fail. May be called again, but the first reason is kept. All
+        endings are called even if one raises, as trio's objects do in another thread."""
         if self.failure is None:
             self.failure = SessionError(code, reason)
         with ExitStack() as last:
@@ -246,7 +246,7 @@ class Lifetime:
                 last.callback(ending, self.failure)
 
     def break_off(self, error: Exception) -> None:
-        """End the session for a fault of pccl or of this machine. May be called again: one fault brings forth
+        """End the session because of a fault in pccl or in this machine. May be called again, because one fault causes
         others."""
         if self.is_broken or self.over.is_set():
             return
@@ -264,7 +264,7 @@ class Lifetime:
 
 
 class SessionError(Exception):
-    """A call that failed; becomes a PCCLError in the public layer."""
+    """A call failed. The public layer converts this to a PCCLError."""
 
     def __init__(self, result: Result, message: str) -> None:
         super().__init__(message)
@@ -276,47 +276,47 @@ class SessionError(Exception):
 class SessionOptions:
     group: int
     connections: int
-    """Connections of each link to begin with."""
+    """Initial number of connections of each link."""
     may_grow: bool = False
-    """Links get more connections where they help."""
+    """Whether links get more connections if these help."""
     hosts: tuple[str, ...] = ()
     """Addresses to advertise."""
     port: int | None = None
-    """Port to advertise where it is not the one listened on (NAT)."""
+    """Port to advertise if it differs from the listening port (NAT)."""
     listen_host: str = ""
     listen_port: int = 0
     name: str = ""
     site: str = ""
-    """Name of the site, whose peers come and go together; empty: a peer on its own."""
+    """Name of the site, whose peers join and leave together; empty if the peer belongs to none."""
     site_size: int = 0
-    """Number of peers of the site; 0: a peer on its own."""
+    """Number of peers in the site; 0 if the peer belongs to none."""
     place: int = -1
-    """Place in the ring that this peer asks for, as a founder; -1: none."""
+    """Place in the ring that this peer requests if it is one of the run's first peers; -1 if none."""
     token: str = field(default="", repr=False)
-    """The run's shared secret; empty: none."""
+    """The run's shared secret; empty if there is none."""
     encrypt: bool = False
-    """Peers send each other encrypted records. Needs a token."""
+    """Whether peers send each other encrypted records. Requires a token."""
     ssl_context: ssl.SSLContext | None = None
-    """TLS for the control connection; None: no TLS."""
+    """TLS for the control connection, if any."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Time that a lost master, or one after it, may take to be found."""
+    """Time limit for finding a lost master or its successor."""
     segment_bytes: int = 0
     force_poll: bool = False
     system: System = SYSTEM
     new_engine: Callable[[int, int, bool], Engine] = Engine
-    """Makes the engine, with the arguments of `Engine`."""
+    """Creates the engine from the arguments of `Engine`."""
 
 
 class MasterConnection:
-    """The control connection, which is replaced when it breaks or another master is met."""
+    """The control connection, which is replaced when it breaks or the session connects to another master."""
 
     def __init__(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
-        """`connection` leads to `address`, for whose host the master's certificate must be."""
+        """`connection` leads to `address`, whose host the master's certificate must name."""
         self.connection = connection
         self.met_at(connection, address)
 
     def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
-        """Note that the session's master is at this address from now on, and that this connection leads to it."""
+        """Note that this connection leads to the session's master, which is at this address from now on."""
         self.connection = connection
         self.address = address
         self.name = address[0]
@@ -328,20 +328,20 @@ class MasterConnection:
         self.connection.send(messages)
 
     async def end(self) -> None:
-        """Break the connection, wait until its users have left, and close it."""
+        """Break the connection, wait until its sender has ended, and close it."""
         self.connection.shutdown()
         await self.connection.flush()
         self.connection.close()
 
     async def part(self, limit_s: float, *, is_heard: bool) -> None:
-        """Send what there is to send, and part from a master that hears it, for `limit_s` at most."""
+        """Send the backlog and, if `is_heard`, wait until the master closes; for at most `limit_s`."""
         with trio.move_on_after(limit_s):
             await (self.connection.part() if is_heard else self.connection.flush())
 
 
 @dataclass
 class Shared:
-    """What the parts of one session share."""
+    """Objects shared by the parts of one session."""
 
     options: SessionOptions
     logger: logging.LoggerAdapter[logging.Logger]
@@ -354,7 +354,7 @@ class Shared:
 
 
 class Part:
-    """A part of a session. Only for the trio thread, unless it says otherwise."""
+    """A part of a session. For the trio thread only, unless stated otherwise."""
 
     handlers: Handlers
 

@@ -1,7 +1,7 @@
-"""Links as the machine wants them: made, given more connections, tried and closed.
+"""Makes, extends, tests and closes links as the machine requests.
 
-A link is dialled from one of its ends; the other end waits for its connections (`inbound`), and gives the link up when
-none come.
+One end of a link dials; the other end waits for the connections (`Inbound`) and gives the link up if none arrive in
+time.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pccl.types import Result
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 STANDS_S = 1.0
-"""Time after which a link that has lost a connection counts as having lost no more than that."""
+"""Delay before the loss of a link's connection is logged; it is not logged if the link is closed by then."""
 REDIAL_S = 1.0
-"""Pause before a lost connection that could not be restored is tried once more; it doubles with each try."""
+"""Pause before a lost connection is redialed after a failed attempt; it doubles with each attempt."""
 REDIAL_S_MAX = 30.0
 
 
 class Outbound(Part):
-    """The links of this peer, and the measurements of them that the machine asks for."""
+    """This peer's links, and the measurements of links that the machine requests."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self._making: dict[int, list[trio.CancelScope]] = {}
-        """Tasks that dial or await connections, or have something to say, by link."""
+        """Scopes of tasks that dial or await connections or will log a message, by link."""
         self.handlers = {
             ps.MakeLink: self._make_link,
             ps.AddConnections: self._add_connections,
@@ -53,18 +53,18 @@ class Outbound(Part):
 
     @property
     def links_made(self) -> int:
-        """Number of links that there are, or that are being made."""
+        """Number of links that exist or are being made."""
         return len(self._making)
 
     async def dial(
         self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
     ) -> tuple[trio.socket.SocketType, Keys | None]:
-        """Return a connection to another peer for something else than a link. LinkError."""
+        """Return a single connection to another peer. LinkError."""
         options = self._options
         return await links.dial_within(member, self._master.host, opening, options.token, timeout_s, options.system)
 
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
-        """Give a link's connection to the engine, if the link is wanted still."""
+        """Give a link's connection to the engine, or close it if the link is no longer wanted."""
         with self._driver.taking_over as machine:
             if machine.link_connected(link) and not self._lifetime.is_broken:
                 self._engine.link_add(link, index, sock.detach(), keys if self._options.encrypt else None)
@@ -106,7 +106,7 @@ class Outbound(Part):
         with scope:
             await trio.sleep(effect.timeout_s)
             who = peer_named(effect.member.peer, effect.member.name)
-            reason = f"{who} did not connect to us within {effect.timeout_s:g} s"
+            reason = f"{who} did not connect to this peer within {effect.timeout_s:g} s"
             with self._driver.taking_over as machine:
                 machine.link_failed(effect.link, reason)
 
@@ -144,7 +144,7 @@ class Outbound(Part):
                         self._counters.reconnected()
                     return
                 peer = effect.member.peer
-                self._logger.info("no further connection to peer %d: %s", peer, reason, extra={"other": peer})
+                self._logger.info("no additional connection to peer %d: %s", peer, reason, extra={"other": peer})
                 if not effect.is_replacement:
                     return
                 await trio.sleep(pause_s)
@@ -176,7 +176,7 @@ class Outbound(Part):
         self._engine.link_close(effect.link)
 
     def _log(self, _: Peer, effect: ps.PeerLog) -> None:
-        """Log what the machine has to say; of a link only if that lasts for a while after."""
+        """Log a message from the machine. If it concerns a link, log it after STANDS_S, unless the link is closed."""
         if effect.link:
             scope = trio.CancelScope()
             self._making[effect.link].append(scope)
@@ -219,11 +219,11 @@ class Outbound(Part):
             machine.probed(effect.probe, found, trio.current_time())
 
 
-# Connections that other peers make to this one's port.
+# Connections that other peers open to this peer's port.
 
 
 class Inbound(Part):
-    """Connections that others make."""
+    """Connections that other peers open."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class Inbound(Part):
             self._lifetime.spawn(self._greet, sock, addresses.plain_host(address), address[1])
 
     async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
-        """Hear what a dialer wants, and pass the connection on."""
+        """Read a dialer's opening and pass the connection on."""
         sock = self._options.system.stream(raw)
         where = addresses.join(host, port)
         serve: Callable[[], Awaitable[None]] | None = None
@@ -261,7 +261,7 @@ class Inbound(Part):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     opening, keys = await self._hear(sock)
                     if self._options.token:
-                        self.unauthenticated.leave(number)  # it may have to wait for our next message of the master
+                        self.unauthenticated.leave(number)  # authenticated, and may wait for the master
                     serve = await self._welcome(sock, opening, keys)
                 finally:
                     self.unauthenticated.leave(number)
@@ -272,19 +272,19 @@ class Inbound(Part):
         except (ConnectionLost, ProtocolError, OSError) as error:
             self._limited_log.log(logging.INFO, f"connection from {where}: {error}")
         except trio.TooSlowError:
-            text = f"connection from {where}: no valid opening came in time, or there were too many like it"
+            text = f"connection from {where}: no valid opening in time, or too many unauthenticated connections"
             self._limited_log.log(logging.INFO, text)
         finally:
             sock.close()
 
     async def _hear(self, sock: trio.socket.SocketType) -> tuple[m.PeerOpening, Keys | None]:
-        """Return what a dialer wants, once it has proved itself, and the keys for what follows."""
+        """Authenticate a dialer and return its opening and the connection's keys."""
         channel = SocketChannel(sock)
         body = await channel.receive_body()
         opening: m.Opening = decode_body(body, m.Opening)
         if not isinstance(opening, m.PeerOpening):
             await self._send_to_master(channel)
-            raise ProtocolError(f"it takes this peer for a master: its first message is {type(opening).__name__}")
+            raise ProtocolError(f"it mistakes this peer for a master: its first message is {type(opening).__name__}")
         await links.receive_padding(sock, opening, links.PADDING_TIMEOUT_S)
         facts = self._driver.facts
         try:
@@ -295,14 +295,14 @@ class Inbound(Part):
         return opening, keys
 
     async def _send_to_master(self, channel: SocketChannel) -> None:
-        """Refuse a caller that takes this peer for a master."""
-        text = "this is the port of a peer of a run, and not of its master: give the master's address"
+        """Refuse a caller that mistakes this peer for a master."""
+        text = "this is the port of a peer, not of its run's master: give the master's address"
         await channel.send_frame(encode(m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)))
 
     async def _welcome(
         self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None
     ) -> Callable[[], Awaitable[None]] | None:
-        """Accept or reject; return what remains to be done with the connection."""
+        """Accept or reject a connection. Return a function that serves it, if it must be served."""
         refusal = self._refusal(opening, keys)
         if refusal is None and isinstance(opening, m.LinkHello):
             offered = await self._offer(opening)
@@ -317,7 +317,7 @@ class Inbound(Part):
             if syncing is not None and await syncing.until_planned(opening.sync):
                 await links.accept(sock)
                 return lambda: self._state_sync.serve(sock, keys, syncing, opening.sends_digests)
-            refusal = f"no sync {opening.sync} is under way here"
+            refusal = f"no sync {opening.sync} is in progress here"
         if refusal is None:
             await links.accept(sock)
             assert isinstance(opening, m.ProbeHello)
@@ -326,8 +326,8 @@ class Inbound(Part):
         return None
 
     async def _offer(self, opening: m.LinkHello) -> int | str:
-        """Return the link that the connection is for, or why it is refused. Wait for the master where the dialer may
-        have heard of something that this peer has not."""
+        """Return the connection's link, or the reason for a refusal. If the dialer may know of a view that this peer
+        has not received yet, wait for the master."""
         while True:
             with self._driver.taking_over as machine:
                 offered = machine.link_offered(opening.sender, opening.made_in)
@@ -344,15 +344,15 @@ class Inbound(Part):
         if opening.receiver != facts.peer:
             return f"this is peer {facts.peer}, not {opening.receiver}"
         if isinstance(opening, m.ProbeHello) and opening.pulls and not facts.is_optimizing:
-            return "no optimize_topology is under way here"  # a probe gets as many bytes as the network takes
+            return "no optimize_topology is in progress here"  # a probe sends as many bytes as the network carries
         if isinstance(opening, m.LinkHello | m.StateHello) and opening.encrypt != self._options.encrypt:
             plain, encrypting = facts.peer, opening.sender
             if self._options.encrypt:
                 plain, encrypting = encrypting, plain
             return (
-                f"peer {encrypting} encrypts what peers send to each other and peer {plain} does not; give all peers "
+                f"peer {encrypting} encrypts the data between peers but peer {plain} does not; give all peers "
                 f"the same encrypt= (or PCCL_ENCRYPT)"
             )
         if self._options.encrypt and keys is None and not isinstance(opening, m.ProbeHello):
-            return "this peer cannot exchange keys: it has no memory for that, or OpenSSL fails"
+            return "this peer cannot exchange keys: it is out of memory, or OpenSSL fails"
         return None

@@ -1,17 +1,17 @@
-"""The ops of a session: launched, cancelled and released from any thread; submitted to the engine; and ended.
+"""A session's ops. Any thread launches, cancels and releases them; the trio thread submits them to the engine.
 
-Launches, cancels and releases each go into a queue and wake the trio thread once; `_take` passes them to the machine.
-Small ops take the fast path instead, while it is open. A release returns the arrays of an op that its caller gave up,
-before its verdict is known; the tag stays in use until then.
+Launches, cancels and releases each have a queue and wake the trio thread, where `_take` passes them to the machine.
+While the fast path is open, small ops use it instead. A release returns the arrays of an op that its caller gave up
+before its verdict is known; the op's tag stays in use until the verdict.
 
-1. The queues take no lock: a signal handler that closes the communicator may run in the middle of a launch, and waits
-   there for the trio thread.
+1. The queues have no lock, because a signal handler that closes the communicator may interrupt a launch and then waits
+   for the trio thread.
 2. At any moment an op is in a queue, in the table, on the fast path, or over, so that ending the session finds it.
-3. Ops with one tag reach the machine in the order of the tag's uses. An op that the fast path has completed or handed
-   over is among the engine's events before its tag is free. So `_take` first notes the lengths of the queues, then
-   reads the engine's events, and takes no more launches than noted: each finds its predecessor counted.
-4. Cancels are noted before launches. So an op whose cancel is taken is in the machine, or among the events read, or was
-   interrupted before it was submitted.
+3. Ops with the same tag reach the machine in the order of the tag's uses. The engine's events contain an op that the
+   fast path has completed or handed over before its tag becomes free. So `_take` first notes the lengths of the queues,
+   then reads the events, and takes no more launches than noted: the predecessor of each is already counted.
+4. The length of the queue of cancels is noted before that of launches. So an op whose cancel is taken is known to the
+   machine, is contained in the events, or was interrupted before it was submitted.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ OPS_AS_EXPECTED = frozenset(
         events.OpDetached,
     }
 )
-"""Kinds of events of ops that need no decision of the machine."""
+"""Kinds of op events that require no decision by the machine."""
 AS_EXPECTED = OPS_AS_EXPECTED | {events.LinkCounters}
-"""Kinds of events that need none. The fast path may stay open while they are read."""
+"""All such kinds of events. The fast path may stay open while they are read."""
 
 
 class Session(Protocol):
-    """The session, for any thread."""
+    """The session's methods for any thread."""
 
     def abandon(self, error: BaseException) -> None: ...
 
@@ -78,14 +78,14 @@ class Ops:
         recorder: FlightRecorder,
         table: dict[int, PendingOp],
     ) -> None:
-        """`table` gets the ops that the machine has, or is about to get, by number."""
+        """`table` will hold the ops that the machine has or is about to get, by number."""
         self.driver: Driver
         """Set by the session before the first op."""
         self.table = table
         self.holders: dict[OpName, PendingOp] = {}
-        """The op in flight of each name, which others cannot take."""
+        """The op in flight that holds each name, which no other op can use."""
         self.detaching: dict[int, PendingOp] = {}
-        """Ops whose arrays the engine is about to release."""
+        """Ops whose arrays the engine will release."""
         self.whom = session.whom
         self._session = session
         self._lifetime = lifetime
@@ -126,29 +126,29 @@ class Ops:
     # Any thread.
 
     def new(self, spec: OpSpec) -> PendingOp:
-        """Return an op to launch, which can be cancelled even if a signal interrupts its launch."""
+        """Return an op to launch. It can be cancelled even if a signal interrupts its launch."""
         return PendingOp(next(self._numbers), spec if spec.new_source is None else spec.launched(), self)
 
     def launch(self, op: PendingOp) -> None:
-        """Launch an op. SessionError for a tag in flight or a session that is over."""
+        """Launch an op. SessionError if its tag is in flight or the session is over."""
         self._claim_tag(op)
         self._enqueue(op)
 
     def launch_waiting(self, op: PendingOp) -> None:
-        """Launch an op from a thread that only waits for it. It may be over already on return."""
+        """Launch an op from a thread that then waits for it. The op may be over on return."""
         self._claim_tag(op)
         if not self._fast_path.run(op, waits=True):
             self._enqueue(op)
 
     def start(self, op: PendingOp) -> None:
-        """Launch an op from a thread that goes on and waits later (`PendingOp.join_started`), or never."""
+        """Launch an op from a thread that waits later (`PendingOp.join_started`) or never."""
         self._claim_tag(op)
         if not self._fast_path.run(op, waits=False):
             self._enqueue(op)
 
     def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
-        """Ask for an op to be aborted on all peers. It ends as the master decides. Its launch may have been interrupted
-        anywhere."""
+        """Request that an op be aborted on all peers; the master decides its outcome. The op's launch may have been
+        interrupted at any point."""
         self._cancelled.append((op, code, reason))
         self._wake()
 
@@ -156,13 +156,13 @@ class Ops:
         """Stop an op and return its caller's arrays. `PendingOp.reclaim` calls it."""
         self._releases.append(op)
         if not self._wake():
-            # The engine was closed before the run ended, and has put everything back.
+            # The engine was closed before the run ended, and has restored all buffers.
             reason = self._lifetime.failure or SessionError(Result.NOT_INITIALIZED, "the trio run has ended")
             op.finish(ps.OpResult(op.op, reason.result, reason.message, 0))
             op.release()
 
     def wait_for_release(self, op: PendingOp) -> None:
-        if not self.is_own_thread():  # which would wait for itself
+        if not self.is_own_thread():  # the trio thread would wait for itself
             op.wait_released()
 
     def leave_for(self, reason: str) -> None:
@@ -183,7 +183,7 @@ class Ops:
     def free_tag(self, op: PendingOp) -> None:
         """Free the tag of an op that is over. `PendingOp.finish` calls it."""
         if self.holders.get(op.name) is op:
-            self.holders.pop(op.name, None)  # another thread may do so at the same time
+            self.holders.pop(op.name, None)  # another thread may free it at the same time
 
     def _claim_tag(self, op: PendingOp) -> None:
         if self._lifetime.failure is not None:
@@ -191,7 +191,7 @@ class Ops:
         holder = self.holders.setdefault(op.name, op)
         if holder is op:
             return
-        text = f"an op with tag {op.tag} is in flight already; wait for it or use another tag"
+        text = f"an op with tag {op.tag} is already in flight; wait for it or use another tag"
         if holder.is_given_up:
             text = (
                 f"an op with tag {op.tag} is still in flight: its caller gave it up, and neither the master nor the "
@@ -218,7 +218,7 @@ class Ops:
         except OSError as error:  # the run cannot be woken
             self._session.abandon(error)
         except trio.RunFinishedError:
-            # The session has ended with its trio run after the tag was claimed.
+            # The session and its trio run have ended after the tag was claimed.
             with suppress(ValueError):
                 self._launched.remove(op)
             self._require_alive_for(op)
@@ -251,7 +251,7 @@ class Ops:
         self.table.pop(op.op, None)
 
     def _take(self) -> None:
-        """Pass on what is in the queues. trio calls it, and would end on an exception."""
+        """Pass the contents of the queues to the machine. trio calls this and would end on an exception."""
         with self._lifetime.contain:
             releases, cancels, launches = len(self._releases), len(self._cancelled), len(self._launched)
             if self._lifetime.failure is None:
@@ -271,7 +271,7 @@ class Ops:
                     self._take_release(machine, self._releases.popleft())
 
     def _hand_over_given_up(self, cancels: int, releases: int) -> None:
-        """Take ops over from the fast path whose callers have given them up. The queues may grow during this."""
+        """Take over ops on the fast path that their callers have given up. The queues may grow during this."""
         given_up = [self._cancelled[at][0] for at in range(cancels)]
         given_up += [self._releases[at] for at in range(releases)]
         if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):
@@ -282,7 +282,7 @@ class Ops:
         if not self._launched:
             return
         op = self.table[self._launched[0].op] = self._launched[0]
-        self._launched.popleft()  # now, since a child may be forked at any moment
+        self._launched.popleft()  # only now, because a child may be forked at any moment
         failure = self._lifetime.failure
         if failure is not None:
             self.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))
@@ -299,7 +299,7 @@ class Ops:
         if op.op in self.table:
             machine.cancel(op.op, code, reason)
         elif not op.is_over and self.holders.get(op.name) is op:
-            # Interrupted before it was in the queue, or on the fast path.
+            # A signal interrupted its launch before it was in the queue or on the fast path.
             self.free_tag(op)
             self._fast_path.drop(op)
 
@@ -307,7 +307,7 @@ class Ops:
         if op.is_released or op.is_given_up or self._ends_with_the_session(op):
             return
         if op.op not in self.table:
-            # Interrupted before it was in the queue, or on the fast path.
+            # A signal interrupted its launch before it was in the queue or on the fast path.
             self._fast_path.drop(op)
             text = "its caller was interrupted before it began"
             self.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))
@@ -327,7 +327,7 @@ class Ops:
             self._engine.detach(op.op)
 
     def _ends_with_the_session(self, op: PendingOp) -> bool:
-        """Whether the session has a fault and the engine may hold the op until it is closed, which returns the
+        """Whether the session has a fault and the engine may hold the op. Closing the engine then returns the
         arrays."""
         return self._lifetime.is_broken and (op.op in self.table or self._fast_path.has(op))
 
@@ -338,7 +338,7 @@ class Ops:
             self.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))
 
     def end_all(self, failure: SessionError) -> None:
-        """End all ops, with the engine closed. An op that it was told to commit has succeeded."""
+        """End all ops after the engine was closed. Ops that it was told to commit have succeeded."""
         self._staged.close()
         for op in [*self.table.values(), *self._fast_path.running]:
             failed = ps.OpResult(op.op, failure.result, failure.message, 0)
@@ -347,14 +347,14 @@ class Ops:
         for op in self.detaching.values():
             op.release()
 
-    # The trio thread: events of the engine.
+    # The trio thread: the engine's events.
 
     def hear(self, machine: Peer) -> None:
         """Pass the engine's events to the machine."""
         engine, fast_path, staged = self._engine, self._fast_path, self._staged
         has_threads = fast_path.has_threads
         if has_threads:
-            fast_path.close()  # else events of one thread might be read before earlier ones of another
+            fast_path.close()  # otherwise events of one thread might be read before earlier ones of another
         heard = engine.events()
         if staged.ops or staged.posted:
             heard = staged.events(heard)
@@ -362,7 +362,7 @@ class Ops:
             return
         if not AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
             heard += staged.events(engine.events())
-        # First: the other events depend on what has been committed.
+        # Completions first, because the other events depend on them.
         completed = []
         for event in heard:
             if type(event) is events.OpFastCompleted:
@@ -374,7 +374,7 @@ class Ops:
         if len(completed) == len(heard):
             return
         for event in heard:
-            if isinstance(event, events.EngineFailed):  # the other events follow from it
+            if isinstance(event, events.EngineFailed):  # it has caused the other events
                 raise events.EngineFailedError(event.reason)
         for event in heard:
             if isinstance(event, events.OpDone):
@@ -386,7 +386,7 @@ class Ops:
                     report(machine, event)
 
     def hear_last(self) -> None:
-        """End committed ops whose callers were interrupted before they took note of it."""
+        """End committed ops whose callers were interrupted before they could end them."""
         for event in self._engine.events() if not self._engine.is_closed else ():
             if type(event) is events.OpFastCompleted:
                 self._fast_path.completed(event)
@@ -403,13 +403,13 @@ class Ops:
         other = machine.peer_at(event.link)
         if op is not None and event.rank is not None and event.rank != op.rank:
             other = op.ring[event.rank]
-        who = "another one" if other is None else f"peer {other}"
+        who = "another peer" if other is None else f"peer {other}"
         lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
         mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
         text = f"{lead}peers called {what}: {mine}, {theirs}"
         machine.op_mismatch(event.op, text, event.is_other_call)
 
-    # The trio thread: effects of the machine.
+    # The trio thread: the machine's effects.
 
     def _submit(self, machine: Peer, effect: ps.SubmitOp) -> None:
         op = self.table[effect.op]

@@ -1,13 +1,13 @@
-"""The flight recorder of a session (what its last ops, links and calls did when), its dumps and its parts for traces.
+"""A session's flight recorder (a timed history of its last ops, links and calls), its dumps, and its parts for traces.
 
-The engines record ops (native/src/recorder.h): ops of the fast path never reach the session. The session adds what only
-it knows: when a caller launched an op that went through the machine, how it ended, and everything else. The recorder
-listens to effects and events on their way to their handlers (`noting`). Each kind is kept in a ring of a fixed size.
-`recording` joins the two by the names of ops, in a thread of its own; it copies each ring in one step.
+The engine records ops (native/src/recorder.h), because ops on the fast path never reach the session. The session
+records everything else, including the launch and the end of ops that went through the machine. The recorder observes
+effects and events alongside their handlers (`noting`). Each kind is kept in a ring buffer of a fixed size. `recording`
+joins the two by op name; it runs in a separate thread and copies each buffer in one step.
 
-With PCCL_TRACE_DIR in the environment, a session also writes its recording to one file there: when an op fails, when
-one has been in flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. The last FILES_KEPT files
-of each host stay.
+With PCCL_TRACE_DIR in the environment, a session also writes its recording to one file there when an op fails, when one
+has been in flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. The last FILES_KEPT files of
+each host are kept.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
 EVENTS_KEPT = min(1024, RECORDS)
-"""Number of events that are kept, and of group calls: a loop may make one in each step."""
+"""Number of events kept, and separately of group calls, because a loop may make one in each step."""
 SAMPLES_KEPT = min(4096, RECORDS)
-"""Number of link samples that are kept."""
+"""Number of link samples kept."""
 RINGS_KEPT = 256
 """Number of epochs whose rings are kept."""
 LINKS_KEPT = 256
-"""Number of closed links whose peers are remembered: what was counted on them may still be told."""
+"""Number of closed links whose peers are remembered, because their last counters may arrive later."""
 TEXT_CHARACTERS_MAX = 500
 
 
 class FlightRecorder:
-    """What this peer did. `recording` and `note` are for any thread, all else is for the trio thread."""
+    """Records this peer's actions. `recording` and `note` are for any thread, all else is for the trio thread."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class FlightRecorder:
         table: dict[int, PendingOp],
         read_records: Callable[[int], list[Row]],
     ) -> None:
-        """`read_records` reads the engines', of what has ended since a time."""
+        """`read_records` returns the engine's records of ops in flight or ended after a time."""
         self.on_failure: Callable[[str], None] = lambda _: None
-        """Called when an op has failed, with a text that says which."""
+        """Called when an op has failed, with a text that names it."""
         self._options = options
         self._facts = facts
         self.table = table
         self._read_records = read_records
         self._names: dict[int, Name] = {}
-        """The names of ops that the session has launched and that are not over."""
+        """The names of the session's ops that are in flight."""
         self._ended: deque[tuple[Name, Launch]] = deque(maxlen=max(1, RECORDS))
         self._events: deque[RecordedEvent] = deque(maxlen=EVENTS_KEPT)
         self._calls: deque[RecordedEvent] = deque(maxlen=EVENTS_KEPT)
@@ -77,7 +77,7 @@ class FlightRecorder:
         self._peers: dict[int, int] = {}
         """The peer at the other end of each link."""
         self._closed: deque[int] = deque()
-        """The last links that were closed."""
+        """The most recently closed links."""
         self._rings: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._listeners: Handlers = {
             ps.SubmitOp: self._submitted,
@@ -98,7 +98,7 @@ class FlightRecorder:
         }
 
     def noting(self, handlers: Handlers) -> dict[type, tuple[Handler, ...]]:
-        """Return the handlers of effects or events, each with the function here that notes the same kind."""
+        """Return the handlers of effects or events, each with the recorder's function for the same kind."""
         found: dict[type, tuple[Handler, ...]] = {}
         for kind, handler in handlers.items():
             listener = self._listeners.get(kind)
@@ -115,7 +115,7 @@ class FlightRecorder:
 
     @contextmanager
     def call(self, kind: str) -> Iterator[None]:
-        """Note a group call that is made within this context."""
+        """Note a group call made within this context."""
         began_ns = time.monotonic_ns()
         failure = ""
         try:
@@ -126,7 +126,7 @@ class FlightRecorder:
         finally:
             self.note("call", f"{kind}{failure}", time.monotonic_ns() - began_ns)
 
-    # What is listened to.
+    # Observed effects and events.
 
     def _submitted(self, _: Any, effect: ps.SubmitOp) -> None:
         self._names[effect.op] = effect.epoch, effect.tag, effect.sequence
@@ -177,10 +177,10 @@ class FlightRecorder:
     def _counted(self, _: Any, event: events.LinkCounters) -> None:
         self._samples.append((time.monotonic_ns(), self._peers.get(event.link, 0), event))
 
-    # What is read.
+    # Reading.
 
     def recording(self, reason: str = "", since_ns: int = 0) -> Recording:
-        """Return what there is, of ops those that have not ended or have after `since_ns`. Takes milliseconds."""
+        """Return the recording, with the ops that are in flight or ended after `since_ns`. Takes milliseconds."""
         rows = self._read_records(since_ns)
         ended = [(name, launch) for name, launch in list(self._ended) if launch.over_ns > since_ns]
         callers: dict[int, int] = {}
@@ -235,27 +235,27 @@ def _sample(at_ns: int, peer: int, event: events.LinkCounters) -> LinkSample:
 # Dumps of the flight recorder to a file.
 
 GATHER_S = 0.2
-"""Time between a failure and its dump, which then holds the failures that follow from it."""
+"""Delay between a failure and its dump, so that the dump includes failures caused by it."""
 PAUSE_S = 5.0
 """Time between dumps."""
 LAST_S = 2.0
-"""Time that the last dump may take."""
+"""Time limit for the last dump."""
 FILES_KEPT = 64
-"""Number of files of one host in the directory, which other hosts may write to, too."""
+"""Number of one host's files in the directory, which other hosts may also write to."""
 HANG_S = 30.0
 LOOK_S = 1.0
-"""Interval between two looks for ops that hang."""
+"""Interval of the search for ops that hang."""
 _warned_of: set[Path] = set()
-"""Directories that this process has warned cannot be written."""
+"""Unwritable directories that this process has already warned about."""
 
 
 class Dumps:
-    """The dumps of one session. Only for the trio thread, except `ask`."""
+    """One session's dumps. Only for the trio thread, except `ask`."""
 
     def __init__(self, recorder: FlightRecorder, logger: logging.LoggerAdapter[logging.Logger]) -> None:
-        """Start the thread, if there is a directory."""
+        """Start the thread if PCCL_TRACE_DIR is set."""
         directory = os.environ.get("PCCL_TRACE_DIR", "")
-        self._directory = Path(directory).absolute()  # the program may go elsewhere
+        self._directory = Path(directory).absolute()  # the program may change its working directory
         self._recorder = recorder
         self._table = recorder.table
         self._logger = logger
@@ -264,7 +264,7 @@ class Dumps:
         self._writing = trio.Lock()
         """Held while a dump is being written."""
         self._since: dict[int, float] = {}
-        """When each op in flight was first seen."""
+        """The time when each op in flight was first seen."""
         self._told: set[int] = set()
         """Ops that a dump has reported as hanging."""
         self._thread: HelperThread | None = None
@@ -276,12 +276,12 @@ class Dumps:
                 logger.warning("the flight recorder will not be written to %s: %s", directory, error)
 
     def ask(self, reason: str) -> None:
-        """Have a dump made soon. The first reason is the one that it names."""
+        """Request a dump. It names the first reason given."""
         if len(self._asked) < 2:
             self._asked.append(reason)
 
     async def watch(self) -> None:
-        """Make the dumps that are asked for, and those of ops that hang."""
+        """Write the dumps that were requested, and dumps for ops that hang."""
         if self._thread is None:
             return
         while True:
@@ -302,8 +302,8 @@ class Dumps:
         self._told = hanging
 
     async def last(self, failure: str) -> None:
-        """Make the dump of a session that ends with a failure (empty: with none), or one that has been asked for, and
-        wait for what is being written."""
+        """Write the last dump if `failure` is not empty or a dump was requested, after any dump that is being
+        written."""
         if self._thread is not None:
             if failure:
                 self.ask(failure)
@@ -311,7 +311,7 @@ class Dumps:
                 await self._dump()
 
     async def _dump(self) -> None:
-        """Make a dump, unless it has been written already."""
+        """Write a dump if one is requested and has not been written yet."""
         async with self._writing:
             if self._asked:
                 reason, self._asked = self._asked[0], []
@@ -322,7 +322,7 @@ class Dumps:
         try:
             path = await self._thread.run(lambda: self._write(reason), is_left=True)
             self._logger.info("the flight recorder was written to %s: %s", path, reason)
-        except Exception as error:  # whatever it is, the run does not depend on it
+        except Exception as error:  # the run does not depend on dumps
             level = logging.INFO if self._directory in _warned_of else logging.WARNING
             _warned_of.add(self._directory)
             why = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
@@ -346,7 +346,7 @@ class Dumps:
         return path
 
     def _remove_oldest(self, host: str) -> None:
-        """Remove the oldest files of a host, and what dumps that were killed have left of theirs. OSError."""
+        """Remove a host's oldest files, including partial files left by killed processes. OSError."""
         own = re.compile(rf"pccl-\w*-peer-\d+-{re.escape(host)}-\d+\.(json|part)")
         found = [
             (each.stat().st_mtime_ns, each.path) for each in os.scandir(self._directory) if own.fullmatch(each.name)
@@ -366,17 +366,17 @@ LACK_CHARACTERS_MAX = 500
 
 
 class RecordingParts(Part):
-    """The recording that is being handed out."""
+    """Sends the recording to the master in parts."""
 
     def __init__(self, shared: Shared, take: Callable[[], Recording]) -> None:
-        """`take` returns the recording, from any thread."""
+        """`take` returns the recording; it may be called in any thread."""
         super().__init__(shared)
         self._take = take
         self._packed: dict[int, bytes] = {}
-        """The recordings of the last traces that have not been fetched wholly."""
+        """The recordings for the last traces that have not been fetched completely."""
 
     def asked(self, request: m.RecordingRequest) -> None:
-        """Answer a request of the master, at once or soon."""
+        """Answer a request from the master, immediately or from a task."""
         received_ns = time.monotonic_ns()
         if request.part == 0:
             self._lifetime.spawn(self._take_for, request, received_ns)
@@ -395,7 +395,7 @@ class RecordingParts(Part):
                 self._packed[request.trace] = await thread.run(packed, is_left=True)
             finally:
                 thread.close()
-        except Exception as error:  # whatever it is, the run does not depend on it
+        except Exception as error:  # the run does not depend on recordings
             reason = encodable(str(error) or type(error).__name__)
             lack = f"its recording cannot be read: {reason}"[:LACK_CHARACTERS_MAX]
             self._logger.warning("the flight recorder cannot be read: %s", reason)

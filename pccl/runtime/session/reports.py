@@ -1,8 +1,8 @@
-"""Counts what a session does, and makes its reports to the master.
+"""Counts a session's work and creates its reports to the master.
 
-A report goes out REPORT_S after the last one if a count has changed since, and REPEATS more times when none does, so
-that rates fall back to 0. In large runs peers report less often: the master receives REPORTS_PER_S_MAX in all. The
-status of the run comes from these reports, and so does the search for stragglers (`protocol.stragglers`).
+A report is sent REPORT_S after the last one if a count has changed, and then REPEATS more times without a change, so
+that rates fall to 0. In large runs peers report less often, so that the master receives REPORTS_PER_S_MAX in total.
+The run's status and the search for stragglers (`protocol.stragglers`) use these reports.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pccl.protocol.wait_reasons import (
 from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 0.5
-"""Time between two reports. With 16 peers that reduce five times a second, they and their master on two busy cores, a
-master needs 2.9 % of a core and a peer 1.34 %, or 0.33 % when it rests; at 2 s it is 2.0, 1.11 and 0.17 %."""
+"""Time between reports. With 16 peers that reduce five times a second and share two busy cores with their master, the
+master uses 2.9 % of a core and a peer 1.34 %, or 0.33 % when idle. With 2 s it is 2.0 %, 1.11 % and 0.17 %."""
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
 REPEATS = 10
-"""Number of equal reports before they cease. The master takes two rates in that time, the second one of 0."""
+"""Number of unchanged reports before reporting pauses. In that time the master computes two rates, the second is 0."""
 
 
 def interval_s(peers: int) -> float:
-    """Return the time between two reports of each peer of a run."""
+    """Return the time between a peer's reports in a run of this size."""
     return max(REPORT_S, peers / REPORTS_PER_S_MAX)
 
 
@@ -47,7 +47,7 @@ class _Link:
 
     @property
     def is_used(self) -> bool:
-        """Whether payload has gone over it in either direction."""
+        """Whether the link has carried payload in either direction."""
         return any(each.tx_bytes or each.rx_bytes for each in list(self.threads.values()))
 
     def wait(self) -> LinkWait:
@@ -76,11 +76,11 @@ class _Link:
 
 
 class WorkCounters:
-    """Counts of what a session has done."""
+    """Counters of a session's work."""
 
     def __init__(self) -> None:
         self._ops: dict[int, list[int]] = {}
-        """Numbers of committed and aborted ops by epoch."""
+        """Numbers of committed and of aborted ops by epoch."""
         self._state_rx_bytes = 0
         self._reconnects = 0
         self._in_ops_us = 0
@@ -88,7 +88,7 @@ class WorkCounters:
         self._term = 0
         self._last_report: Report | None = None
         self._repeats = 0
-        """Number of reports since the last new one."""
+        """Number of reports since the last one that changed."""
 
     def op_ended(self, epoch: int, is_committed: bool) -> None:
         counts = self._ops.setdefault(epoch, [0, 0])
@@ -104,7 +104,7 @@ class WorkCounters:
 
     @property
     def links(self) -> list[int]:
-        """The links that there are, or that are being made."""
+        """The links that exist or are being made."""
         return list(self._links)
 
     def link_made(self, link: int, peer: int) -> None:
@@ -118,11 +118,11 @@ class WorkCounters:
         self._links.pop(link, None)
 
     def waits(self) -> dict[int, LinkWait]:
-        """Return what ops wait for from each peer with a link, as last counted. Any thread."""
+        """Return, from the last counters, what ops wait for from each linked peer. Any thread."""
         return {link.peer: link.wait() for link in list(self._links.values())}
 
     def report(self, stats: Mapping[str, int], term: int = 1, now: float = 0.0) -> Report | None:
-        """Return the report to the master of this term, with the engine's counters; None if they have not changed."""
+        """Return the report to this term's master, with the engine's counters; None after REPEATS unchanged reports."""
         self._in_ops_us = max(self._in_ops_us, stats["in_ops_us"])
         if term != self._term:
             self._term = term
@@ -145,15 +145,15 @@ class WorkCounters:
         return msgspec.structs.replace(made, at_ms=round(now * 1000))
 
 
-# Long waits of a session: warns of ops that do not end.
+# Warnings about ops that take long.
 
 TAGS_NAMED_MAX = 4
 SINGLE_MAX = 16
-"""Number of ops that are watched one by one at a time."""
+"""Maximum number of ops that are watched individually."""
 
 
 class LongWaits:
-    """The waits of one session's ops. `look` is only for the trio thread."""
+    """Watches a session's ops and logs long waits. `look` is only for the trio thread."""
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class LongWaits:
     def look(
         self, now: float, group_wait_s: float, tags: Callable[[], Sequence[int]], single: Iterable[OpWait]
     ) -> None:
-        """Warn if it is time. No op of the group has ended for `group_wait_s`, and such ops with these `tags` are open;
-        `single` are the other ops that wait."""
+        """Log the warnings that are due. No op of the group has ended for `group_wait_s`, during which ops with these
+        `tags` were open; `single` are the other waiting ops."""
         since = now - group_wait_s
         if self._group is not None and (not group_wait_s or since > self._group.since + 1.0):
             self._end(self._group, now, may_be_open=not group_wait_s and bool(tags()))
@@ -197,12 +197,12 @@ class LongWaits:
 
     def _explain_single(self, wait: OpWait) -> str:
         if wait.is_queued or wait.pair is None:
-            return "the ring to be made, or a group call to end: it has not begun"
+            return "the ring to be formed or a group call to end: the op has not begun"
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
     def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
-        """Return the peers that an op waits for, by the last counters. `awaited`: the participants that have not
-        launched it, as far as is known; None: all ops are taken together. Any thread."""
+        """Return a description of the peers that an op waits for, from the last counters. `awaited` are participants
+        known not to have launched it; if it is None, the counters are not narrowed to one op. Any thread."""
         waits = self._counters.waits()
         if pair is not None:
             return explain_pair(*pair, waits, self._name_of)
@@ -229,7 +229,7 @@ def _ops_with(tags: Sequence[int]) -> str:
 
 
 def named(wait: OpWait, name_of: NameOf) -> str:
-    """Return the name of a single op for a sentence."""
+    """Return the name of a single op for use in a sentence."""
     if wait.pair is None:
         return f"the op with tag {wait.tag}"
     peer, is_sender = wait.pair
@@ -238,7 +238,7 @@ def named(wait: OpWait, name_of: NameOf) -> str:
 
 
 def _of_one(wait: LinkWait, is_awaited: bool, is_known: bool) -> LinkWait:
-    """Return what one op waits for from a peer. `is_known`: the peers that have not launched it are known."""
+    """Return what one op waits for from a peer. `is_known` if the peers that have not launched it are known."""
     if is_known and not is_awaited:
         return replace(wait, unheard_ops=0, inbound_ops=0, undone_ops=0)
     return replace(wait, unheard_ops=int(is_awaited))

@@ -1,7 +1,7 @@
-"""The session of a connected peer: composes its parts (listed in the package), and runs them from Hello to the end.
+"""The session of a connected peer: creates the parts defined in this package and runs them from Hello to the end.
 
-Everything runs in the trio thread, except methods for any thread. The session ends with the machine's `Ended`; the
-engine then returns the buffers of open ops, so that no caller regains a buffer that is still in use.
+Everything runs in the trio thread, except methods marked for any thread. The session ends with the machine's `Ended`;
+the engine then returns the buffers of open ops, so that no caller gets a buffer back that is still in use.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ logger = logging.getLogger("pccl.peer")
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
 COUNTING_S = 0.02
-"""Time that the engine has to count what links have carried."""
+"""Time that the engine gets to report the links' counters."""
 LOSSES_MAX = 1000
-"""Number of lost peers that are remembered, with the reasons."""
+"""Maximum number of lost peers that are remembered with the reason."""
 
 
 class PeerSession:
@@ -73,20 +73,20 @@ class PeerSession:
         address: Address,
         seek_s: float,
     ) -> None:
-        """`connection` leads to `address`, one of the `masters`, for whose host its certificate must be.
-        Before it is in a run, a session looks for a master for `seek_s`, or for
-        `options.master_timeout_s` if that is more."""
+        """`connection` leads to `address`, one of the `masters`, whose host the master's certificate must name.
+        Before it is in a run, a session searches for a master for `seek_s`, or for
+        `options.master_timeout_s` if that is longer."""
         self.view: View | None = None
-        """The installed view. Replaced as a whole: any thread may read it."""
+        """The installed view. It is replaced as a whole, so any thread may read it."""
         self.losses: dict[int, str] = {}
-        """The last LOSSES_MAX peers that views have left out since this one was accepted, each with the reason, oldest
+        """The last LOSSES_MAX peers that views have left out since this peer was accepted, each with the reason, oldest
         first. Any thread may copy it."""
         self.left_out_by: dict[int, int] = {}
-        """The number of the view that was the first without each peer of `losses`."""
+        """For each peer in `losses`, the number of the first view without it."""
         self.is_forgotten = False
-        """Whether it belongs to the parent of this process."""
+        """Whether this session belongs to this process's parent."""
         self.installed = trio.Event()
-        """Set when the first view is there, or there will be none."""
+        """Set when the first view is installed or can no longer be."""
         self._options = options
         self._listener = listener
         self._engine = engine
@@ -103,7 +103,7 @@ class PeerSession:
         self._recorder = recorder = FlightRecorder(options, machine, table, engine.records)
         self._dumps = Dumps(recorder, about)
         self.ops = Ops(self, lifetime, engine, self._fast_path, counters, recorder, table)
-        """The ops of this session, for any thread."""
+        """This session's ops, for any thread."""
         self._driver = driver = Driver(machine, self._fast_path, lifetime, self.ops.hear, master.send)
         self.ops.driver = driver
         shared = Shared(options, about, master, listener, engine, lifetime, driver, counters)
@@ -129,21 +129,21 @@ class PeerSession:
         self._abandoning = threading.RLock()
         self._lifetime.at_end(lambda _: self.installed.set())
 
-    # What the public layer calls.
+    # Called by the public layer.
 
     @property
     def failure(self) -> SessionError | None:
-        """The reason why the session is over, if it is."""
+        """The reason for the session's end, if it is over."""
         return self._lifetime.failure
 
     async def group_call(self, kind: str) -> int:
-        """Make a group call, as `GroupCalls.make`."""
+        """Make a group call, like `GroupCalls.make`."""
         with self._recorder.call(kind):
             return await self._calls.make(kind)
 
     def require_no_ops(self) -> None:
-        """Raise SessionError PENDING_ASYNC_OPS if ops are in flight, as a call does that allows none. In the trio
-        thread."""
+        """Raise SessionError PENDING_ASYNC_OPS if ops are in flight, like a group call that allows none. Only for the
+        trio thread."""
         tags: list[int] = []
         with self._lifetime.contain, self._driver.taking_over as machine:
             tags = machine.ops.tags
@@ -151,16 +151,16 @@ class PeerSession:
             raise SessionError(Result.PENDING_ASYNC_OPS, in_flight(tags))
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Bring the shared state to the elected content, as `StateSync.sync`."""
+        """Bring the shared state to the elected content, like `StateSync.sync`."""
         with self._recorder.call(m.Kind.SYNC):
             return await self._state_sync.sync(strategy, revision, transfer)
 
     def store_failed(self, reason: str) -> SessionError:
-        """Leave the run over a failed store, as `StateSync.store_failed`."""
+        """Leave the run because a store failed, like `StateSync.store_failed`."""
         return self._state_sync.store_failed(reason)
 
     async def close(self, reason: str = "") -> None:
-        """Leave the run, which others are told the `reason` of, and wait until the session is over."""
+        """Leave the run and wait until the session is over. The other peers get the `reason`."""
         if self.is_forgotten or self.over.is_set():
             return
         with self._lifetime.contain:
@@ -170,10 +170,10 @@ class PeerSession:
         await self.over.wait()
 
     def forget_after_fork(self) -> None:
-        """Let go of everything in a forked child, without a word to anybody."""
+        """Release everything in a forked child, without sending any message."""
         self.is_forgotten = True
         failure = self._lifetime.failure = SessionError(
-            Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
+            Result.NOT_INITIALIZED, "this communicator belongs to the parent process; create a new one after fork"
         )
         self._engine.forget_after_fork()
         self._heartbeats.forget_after_fork()
@@ -184,35 +184,35 @@ class PeerSession:
 
     @property
     def hears_master(self) -> bool:
-        """Whether a master hears this peer. Any thread."""
+        """Whether a master leads this peer. Any thread."""
         return self._machine.is_led
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it ended because the connection broke before a master had answered: another one may be luckier."""
+        """Whether the connection broke before a master had answered, so that another session may succeed."""
         return self._control.is_cut_off and self.view is None
 
     async def until_answered(self) -> None:
-        """Wait until some master has answered, or the session is over."""
+        """Wait until a master has answered or the session is over."""
         await self._control.answered.wait()
 
     @property
     def master_address(self) -> str:
-        """The address of the master that it talks with."""
+        """The address of the current master."""
         return addresses.join(*self._master.address)
 
     @property
     def obstacle(self) -> str:
-        """The reason why no master lets this peer in for a while; empty: only other peers delay it."""
+        """The reason why no master admits this peer at the moment; empty if only other peers delay it."""
         machine = self._machine
         return machine.obstacle or ("" if machine.run else self._control.account())
 
     def named(self, peer: int) -> str:
-        """Return a peer's name for a sentence. Any thread."""
+        """Return a peer's name for use in a sentence. Any thread."""
         return peer_named(peer, self._options.name if peer == self._machine.peer else self._machine.name_of(peer))
 
     def whom(self, op: PendingOp) -> str:
-        """Return the peers that an op waits for, by the last counters. Any thread."""
+        """Return a description of the peers that an op waits for, from the last counters. Any thread."""
         pair, view = op.name[1], self.view
         others = op.ring or (view.ring if view is not None else ())
         return self._long_waits.whom(
@@ -222,7 +222,7 @@ class PeerSession:
         )
 
     async def counted_whom(self, op: PendingOp) -> str:
-        """Do as `whom`, after new counts."""
+        """Do the same as `whom`, with new counters."""
         if self._lifetime.failure is not None:
             return self.whom(op)
         with suppress(MemoryError):
@@ -235,7 +235,7 @@ class PeerSession:
         return self.whom(op)
 
     def recording(self, since_ns: int) -> Recording:
-        """Return what the flight recorder holds, as `FlightRecorder.recording`. Any thread."""
+        """Return the flight recorder's contents, like `FlightRecorder.recording`. Any thread."""
         self._lifetime.require_alive()
         return self._recorder.recording(since_ns=since_ns)
 
@@ -244,7 +244,7 @@ class PeerSession:
         return self._engine.stats()
 
     def _about(self) -> dict[str, object]:
-        """Return the attributes of this session's log lines."""
+        """Return the attributes for this session's log lines."""
         view, machine = self.view, self._machine
         known = {"run": machine.run, "view": view.view if view is not None else 0, "group": self._options.group}
         return {**known, "peer": machine.peer} if machine.peer else {"group": self._options.group}
@@ -252,7 +252,7 @@ class PeerSession:
     # Running.
 
     async def run(self) -> None:
-        """Run the session from Hello to the end. Never raises anything but trio.Cancelled."""
+        """Run the session from Hello to the end. Only trio.Cancelled may be raised."""
         try:
             with self._lifetime.contain:
                 await self._run()
@@ -282,10 +282,10 @@ class PeerSession:
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:
-        """End the session, all calls and ops, because its trio run has ended or cannot be woken. Any thread, and more
-        than once."""
+        """End the session, all calls and all ops, because its trio run has ended or cannot be woken. May be called in
+        any thread and repeatedly."""
         with self._abandoning:
-            with suppress(Exception):  # of trio's, whose run is not to be had
+            with suppress(Exception):  # raised by trio, because its run is not available
                 self._lifetime.fail(Result.INTERNAL_ERROR, loop_has_ended(error))
             self._lifetime.is_broken = True
             with suppress(Exception):
@@ -295,8 +295,8 @@ class PeerSession:
             self._end_all()
 
     def _release(self) -> None:
-        """Free what is left, after all tasks have ended. Whatever fails on the way, the rest is done, and all callers
-        have their results once the engine has restored their buffers."""
+        """Free the remaining resources after all tasks have ended. If one step fails, the others are still executed.
+        Callers get their results after the engine has restored their buffers."""
         with self._lifetime.contain, ExitStack() as last:
             last.callback(self.over.set)
             last.callback(self._end_all)
@@ -309,8 +309,8 @@ class PeerSession:
             last.callback(self._master.connection.close)
 
     def _end_all(self) -> None:
-        """End what is in flight. Only after an internal error, or where the trio run ends, there is anything. What was
-        committed has its result, and waited for a view or for the engine, which is closed by now."""
+        """End all ops in flight, which exist only after an internal error or at the end of the trio run. Committed ops
+        have their results: they waited only for a view or for the engine, which is now closed."""
         failure = self._lifetime.failure
         assert failure is not None
         self.ops.end_all(failure)
@@ -319,7 +319,7 @@ class PeerSession:
         try:
             self._engine.divide(effect.threads)
         except OSError as error:
-            machine.fail(f"{effect.threads} engine threads cannot be had: {error}")
+            machine.fail(f"cannot start {effect.threads} engine threads: {error}")
             return
         self._fast_path.attach()
         for event_fd in self._engine.event_fds:
@@ -336,7 +336,7 @@ class PeerSession:
                 pass
 
     async def _keep_reporting(self) -> None:
-        """Tell the master what this peer has done, for its status."""
+        """Report this peer's work to the master and log long waits."""
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
@@ -351,7 +351,7 @@ class PeerSession:
             await trio.sleep(counting_s)
 
     def _stats(self) -> dict[str, int]:
-        """Return the counters of the engine, with the waits of handles."""
+        """Return the engine's counters, including waits through handles."""
         return self.overlapped_waits.added_to(self._engine.stats())
 
     def _report(self) -> None:
@@ -383,8 +383,8 @@ class PeerSession:
 async def open_session(
     masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf"), seek_s: float = 0.0
 ) -> PeerSession:
-    """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses. An
-    address that does not answer within `dial_s` is given up. `seek_s` is that of the session."""
+    """Connect to a master and create a session, whose `run` the caller must start. SessionError names the addresses.
+    An address that does not answer within `dial_s` is skipped. `seek_s` is passed to the session."""
     search = MasterAddresses(masters)
     connection: ControlConnection[m.MasterMessage] | None = None
     while connection is None:

@@ -1,4 +1,4 @@
-"""A session's part in sync_shared_state: the group call, fetching what the plan says, and serving others."""
+"""A session's part in sync_shared_state: it makes the group call, fetches state as planned, and serves other peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
 
 Dial = Callable[[m.PeerInfo, m.PeerOpening, float], Awaitable[tuple[trio.socket.SocketType, Keys | None]]]
-"""Connects to another peer. LinkError."""
+"""A function that connects to another peer. LinkError."""
 
 
 @dataclass
@@ -31,14 +31,14 @@ class Syncing:
     transfer: Transfer
     plan: m.SyncPlan | None = None
     planned: trio.Event = field(default_factory=trio.Event)
-    """Set by the next plan, and replaced then."""
+    """Set, and then replaced, when the next plan arrives."""
     is_over: bool = False
     fetching: trio.CancelScope | None = None
     is_fetching: trio.Lock = field(default_factory=trio.Lock)
     scopes: list[trio.CancelScope] = field(default_factory=list)
 
     def plan_with(self, plan: m.SyncPlan) -> None:
-        """Take a plan, or that of another master after it, which continues with what has arrived by then."""
+        """Start with a plan, or continue with that of a later master, keeping the state already received."""
         self.plan = plan
         self.planned.set()
         self.planned = trio.Event()
@@ -47,14 +47,14 @@ class Syncing:
             self.fetching = None
 
     async def until_planned(self, sync: int) -> bool:
-        """Wait for the plan of this sync. Return False if it is over."""
+        """Wait for the plan of this sync. Return False if the sync is over."""
         while not self.is_over and (self.plan is None or self.plan.sync < sync):
             await self.planned.wait()
         return not self.is_over and self.plan is not None and self.plan.sync == sync
 
     def scope(self) -> trio.CancelScope:
-        """Return a scope for a task that moves state. It is cancelled when the call is over, so that no tensor is
-        touched after it."""
+        """Return a scope for a task that transfers state. The end of the call cancels it, so that no tensor is
+        accessed afterwards."""
         scope = trio.CancelScope()
         if self.is_over:
             scope.cancel()
@@ -74,24 +74,24 @@ class StateSync(Part):
     def __init__(self, shared: Shared, calls: GroupCalls, dial: Dial) -> None:
         super().__init__(shared)
         self.current: Syncing | None = None
-        """The call under way."""
+        """The call in progress."""
         self._calls = calls
         self._dial = dial
         self.handlers = {ps.RunSync: self._run_sync}
         self._lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Make the group call with this peer's part of it and return the elected revision. SessionError; what was
-        overwritten by then is in `transfer.overwritten`, also when cancelled."""
+        """Make the group call with this peer's state and return the elected revision. SessionError. After an error or a
+        cancellation, `transfer.overwritten` names the tensors that were overwritten."""
         self._lifetime.require_alive()
         if self.current is not None:
-            raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
+            raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is in progress")
         offer = m.SyncOffer(strategy, revision, transfer.own.root, [tensor.offer() for tensor in transfer.tensors])
         try:
             encode(m.GroupCall(0, m.Kind.SYNC, offer))
         except ValueError as error:
             raise SessionError(
-                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list, join some: {error}"
+                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list; join some: {error}"
             ) from None
         syncing = self.current = Syncing(transfer)
         try:
@@ -107,7 +107,7 @@ class StateSync(Part):
             self.current.transfer.lost(peer, reason)
 
     def store_failed(self, reason: str) -> SessionError:
-        """Leave the run, for this peer's tensors are of no use any more. Return what to raise."""
+        """Leave the run because this peer's tensors have become unusable. Return the error to raise."""
         reason = f"{reason}; this peer has left the run"
         with self._lifetime.contain, self._driver.taking_over as machine:
             machine.fail(reason)
@@ -116,7 +116,7 @@ class StateSync(Part):
     async def serve(
         self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, sends_digests: bool
     ) -> None:
-        """Answer another peer that fetches this one's state."""
+        """Serve another peer that fetches this peer's state."""
         stream = self._stream(sock, keys)
         with syncing.scope(), self._leaving_on_store_errors():
             await syncing.transfer.serve(stream, sends_digests)
@@ -128,8 +128,8 @@ class StateSync(Part):
     def _run_sync(self, machine: Peer, effect: ps.RunSync) -> None:
         syncing = self.current
         if syncing is None:
-            # The caller gave up while the plan was on its way.
-            machine.sync_ended(effect.plan.sync, False, "its caller gave the sync up", [])
+            # The caller gave up before the plan arrived.
+            machine.sync_ended(effect.plan.sync, False, "its caller gave up the sync", [])
             return
         syncing.plan_with(effect.plan)
         if effect.plan.fetch_content or effect.plan.fetch_loose:
@@ -152,12 +152,12 @@ class StateSync(Part):
             )
             return self._stream(*await self._dial(donor, hello, facts.peer_timeout_s))
 
-        success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
+        success, reason, suspects = False, "its caller gave up the sync", list[tuple[int, str]]()
         scope = syncing.fetching = syncing.scope()
         with scope:
             async with syncing.is_fetching:
                 if syncing.plan is not plan:
-                    return  # another one has followed it
+                    return  # a later plan has replaced it
                 try:
                     with self._leaving_on_store_errors():
                         suspects = await syncing.transfer.fetch(plan, effect.donors, connect, facts.peer_timeout_s)
@@ -184,10 +184,10 @@ class StateSync(Part):
             self.store_failed(str(error))
 
 
-# Group calls of a session: made here, answered by the machine.
+# A session's group calls.
 
 CANCEL_S = 5.0
-"""Time that a cancelled group call waits for the master to say whether it has taken effect."""
+"""Time that a cancelled group call waits for the master to report whether it has taken effect."""
 
 
 @dataclass
@@ -195,11 +195,11 @@ class _PendingCall:
     event: trio.Event = field(default_factory=trio.Event)
     result: ps.CallResult | None = None
     world_size: int = 0
-    """At the end of the call. The view may change before the caller goes on."""
+    """The world size at the end of the call, because the view may change before the caller continues."""
 
 
 class GroupCalls(Part):
-    """The group calls under way."""
+    """The group calls in progress."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -214,11 +214,10 @@ class GroupCalls(Part):
     async def make(
         self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
     ) -> int:
-        """Make a group call and return its value: of update_topology, the size of the group.
+        """Make a group call and return its value; for update_topology, the size of the group. SessionError.
 
-        When cancelled, the peer is taken out of the call and the cancellation goes on; if the call has taken effect by
-        then, its value is returned as if in time. `interrupted` is called when the call is cancelled, before the peer
-        is taken out. Raises SessionError.
+        A cancellation removes the peer from the call and then propagates. But if the call has already taken effect, its
+        value is returned instead. On a cancellation, `interrupted` is called before the peer is removed.
         """
         self._lifetime.require_alive()
         number = next(self._numbers)

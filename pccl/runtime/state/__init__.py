@@ -1,1 +1,1 @@
-"""Shared state: comparison and transfer."""
+"""Comparison and transfer of the shared state."""

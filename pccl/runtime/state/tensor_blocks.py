@@ -1,8 +1,8 @@
 """A shared state as blocks and digests.
 
-Contents are compared and moved in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 of its blocks' digests; the
-elected root is the BLAKE3 of all digests with names, dtypes and shapes, without loose tensors. Hashing uses threads of
-its own, because BLAKE3's thread pool hangs a forked child.
+Contents are compared and transferred in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 hash of its blocks'
+digests; the elected root is the BLAKE3 hash of all digests with names, dtypes and shapes, except those of loose
+tensors. Hashing uses a separate thread pool, because BLAKE3's own hangs in a forked child.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIGEST_BYTES = 32
 UNKNOWN = bytes(DIGEST_BYTES)
 """The digest of a block with unknown content."""
 SHARE_BLOCKS = 16
-"""Blocks of a task of a hashing thread."""
+"""Number of blocks in one task of a hashing thread."""
 THREADS_MAX = 32
 
 
@@ -36,7 +36,7 @@ class BlockMemory(Protocol):
     def view(self) -> memoryview: ...
 
     def commit(self) -> None:
-        """Make the content of the view the block's content. Does not wait."""
+        """Make the view's content the block's content. Does not wait."""
 
 
 class StoreError(Exception):
@@ -44,13 +44,13 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """The bytes of a tensor on a device. Methods that may wait say so. StoreError from any method."""
+    """The bytes of a tensor on a device. Methods that may wait are marked. Any method may raise StoreError."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def digests(self) -> bytes:
-        """Return the digests of all blocks, one after the other. Waits."""
+        """Return the concatenated digests of all blocks. Waits."""
 
     def load(self, number: int) -> memoryview:
         """Return a copy of a block. Waits."""
@@ -68,7 +68,7 @@ class StateTensor:
     shape: tuple[int, ...]
     loose: bool
     data: memoryview
-    """The tensor's bytes, contiguous and writable; empty where there is a store."""
+    """The tensor's bytes, contiguous and writable; empty if there is a store."""
     store: Store | None = None
 
     def offer(self) -> m.TensorOffer:
@@ -94,7 +94,7 @@ class InPlace:
     view: memoryview
 
     def commit(self) -> None:
-        """The block has its content already."""
+        """The block already has its content."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Fingerprint:
     """Digests of a whole state at one moment."""
 
     blocks: tuple[bytes, ...]
-    """The block digests of each tensor, one after the other."""
+    """For each tensor, its concatenated block digests."""
     root: bytes
 
 

@@ -1,23 +1,23 @@
-"""The transfer of a shared state: serves blocks to others, or fetches differing blocks from many donors at once.
+"""Transfers a shared state: serves blocks to other peers, or fetches differing blocks from many donors concurrently.
 
-Payload bypasses the engine: Python passes memory views to the kernel, and hashing releases the GIL.
+The payload bypasses the engine: Python passes memory views to the kernel, and hashing releases the GIL.
 
-A `_Fetch` brings tensors to a goal that is given by block digests:
+A `_Fetch` brings tensors to the content that block digests specify:
 
-1. Every donor sends the block digests, which must hash to the elected root. If there are many, one donor at a time is
-   asked.
-2. Blocks are received into their tensor, hashed, and done if the digest is right. For device tensors they are hashed in
-   host memory and copied. A second copy of a block goes to a scratch block first, so a verified block is never
-   overwritten. A donor gets more streams while they make it faster.
-3. A donor that is unreachable, breaks the protocol, sends a wrong byte, or is silent has failed: its blocks go to
-   others. A donor is silent after the peer timeout, or after STALL_S while others send.
+1. Every donor sends the block digests, which must hash to the elected root. If there are many digests, only one donor
+   at a time is asked for them, until one has sent them.
+2. Blocks are received into their tensor and hashed. A block is done if its digest matches. Blocks of device tensors are
+   hashed in host memory and then copied. A second copy of a block goes to a scratch block first, so that a verified
+   block is never overwritten. A donor gets more streams while they increase its speed.
+3. A donor fails if it is unreachable, breaks the protocol, sends wrong data, or is silent for the peer timeout, or for
+   STALL_S while others send. Its blocks are then fetched from other donors.
 
-The fetch fails when no donor is left; verified blocks stay. Loose tensors are not in the root: all of them come from
-one donor, after the rest.
+The fetch fails when no donor is left, but verified blocks are kept. Loose tensors are not in the root, so all of them
+are fetched from the same donor, after the others.
 
-`Schedule` chooses a donor for each block. Each stream draws blocks from one pool as soon as its requested blocks will
+`Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks will
 arrive within its *horizon*: a quarter of a second, or three times its latency. At the end an idle stream requests a
-*late* block again, one that it can deliver well before its holders (BitTorrent's endgame).
+*late* block again if it can deliver it well before the streams that hold it (BitTorrent's endgame).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from pccl.runtime.threads.tasks import start_task
 HORIZON_S = 0.25
 HORIZON_LATENCIES = 3
 REQUESTS_FIRST = 2
-"""Number of requests under way while a stream's speed is not known."""
+"""Number of open requests while a stream's speed is unknown."""
 REQUESTS_MAX = 256
-"""Largest number of open requests. They fit the donor's receive buffer while it does not read."""
+"""Maximum number of open requests. They fit into the donor's receive buffer while it does not read."""
 RATE_WINDOW_S = 0.1
 RATE_WEIGHT = 0.3
 """Weight of the newest window in a stream's rate."""
 RESCUE_S = 0.25
-"""Least time that a second request for a block must save."""
+"""Minimum time that a second request for a block must save."""
 
 
 @dataclass(eq=False)
@@ -62,22 +62,22 @@ class Block:
     size: int
     is_done: bool = False
     holders: list[DonorStream] = field(default_factory=list)
-    """Streams that were asked for it and have not delivered it yet."""
+    """Streams that have requested the block and have not received it yet."""
 
 
 class DonorStream:
-    """A connection to a donor: what it was asked for, and how fast it is."""
+    """The open requests and the speed of one connection to a donor."""
 
     def __init__(self) -> None:
         self.queue: deque[Block] = deque()
         self.silent_s = 0.0
-        """Time without data for the open requests. The receiver's watch adds to it."""
+        """Time without data for the open requests. The receiver's watch increases it."""
         self.latency_s = 0.0
         """The shortest time from a request to its first byte on an idle stream."""
         self.rate: float | None = None
-        """Bytes a second, as far as known; None: not yet."""
+        """Bytes per second; None if not measured yet."""
         self.to_come_bytes = 0
-        """Bytes of the blocks in the queue that have not come yet."""
+        """Number of bytes of the queued blocks that have not arrived yet."""
         self._asked_at: float | None = None
         self._window_start = 0.0
         self._window_bytes = 0
@@ -94,7 +94,7 @@ class DonorStream:
             self.latency_s = min(self.latency_s or latency_s, latency_s)
             self._asked_at = None
             self._window_start = now
-            self._window_bytes = -count  # came before the window
+            self._window_bytes = -count  # these bytes arrived before the window
         if self.queue:
             self.to_come_bytes -= count
         self._window_bytes += count
@@ -114,7 +114,7 @@ class DonorStream:
         return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
-        """Return the expected time for `size` bytes; a silent stream is expected to stay silent for as long again."""
+        """Return the expected time for `size` bytes. A silent stream is expected to stay silent as long again."""
         return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:
@@ -153,7 +153,7 @@ class Schedule:
         return self.remaining * tensor_blocks.BLOCK_BYTES / rate if rate else float("inf")
 
     def draw(self, stream: DonorStream, now: float) -> Block | None:
-        """Add the next block to the queue of a stream, and return it; None: there is none now."""
+        """Add the next block to a stream's queue and return it, or None if none is available now."""
         if not stream.has_room:
             return None
         block = self._returned.popleft() if self._returned else next(self._fresh, None)
@@ -189,7 +189,7 @@ class Schedule:
         self._give_back(stream._remove_first())
 
     def leave(self, stream: DonorStream) -> bool:
-        """Remove a stream that has ended. Return whether it has returned blocks to the pool."""
+        """Remove a stream that has ended. Return whether any of its blocks went back to the pool."""
         self._streams.remove(stream)
         before = len(self._returned)
         while stream.queue:
@@ -211,23 +211,23 @@ logger = logging.getLogger("pccl.state")
 
 STALL_S = 5.0
 PATIENCE_S = 5.0
-"""Longest silence of a donor without a given peer timeout."""
+"""Longest silence of a donor if no peer timeout is given."""
 WATCH_S = 0.25
 IDLE_S = 0.1
 """Interval of an idle stream's search for late blocks."""
 DONORS_MAX = 32
-"""Number of donors in use at once; others take the place of those that fail."""
+"""Maximum number of donors in use at the same time; others replace those that fail."""
 STREAMS_MAX = 64
-"""Number of streams from all donors together, but each donor has one."""
+"""Maximum number of streams from all donors together, but each donor always has one."""
 STREAMS_PER_DONOR_MAX = 8
 STREAM_AFTER_S = 2.0
-"""Time to measure a donor before it gets another stream, if the rest takes longer than twice that."""
+"""Time to measure a donor before it gets another stream, if the remaining transfer takes longer than twice that."""
 STREAM_GAIN = 1.1
-"""Least gain of speed by the last stream of a donor that gets another."""
+"""A donor gets another stream only if the last one has increased its speed by this factor."""
 DIGESTS_UNASKED_BYTES_MAX = 2**18
-"""Up to this size every donor sends all digests without a request, which saves a round trip."""
+"""Up to this size, every donor sends all digests without a request, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
-"""Number of digests requested at once, which must fit the donor's receive buffer."""
+"""Number of digest requests sent in advance, which must fit into the donor's receive buffer."""
 
 
 class ClosableStream(ByteStream, Protocol):
@@ -235,12 +235,12 @@ class ClosableStream(ByteStream, Protocol):
 
 
 Connect = Callable[[m.PeerInfo, bool], Awaitable[ClosableStream]]
-"""Connects to a donor. If the second argument is true, the donor first sends the digests of all tensors that are not
-loose. LinkError."""
+"""A function that connects to a donor. If the second argument is true, the donor first sends the digests of all tensors
+that are not loose. LinkError."""
 
 
 class TransferError(Exception):
-    """The transfer failed: no donor is left."""
+    """The transfer failed because no donor is left."""
 
     def __init__(self, failures: list[tuple[int, str]]) -> None:
         self.suspects = failures
@@ -248,28 +248,28 @@ class TransferError(Exception):
 
 
 class Transfer:
-    """The tensors of a peer in one `sync_shared_state`: served to others, or brought to what a group has elected.
+    """A peer's tensors in one `sync_shared_state`. Serves them, or brings them to the content that a group has elected.
 
     The tensors must not change during the call."""
 
     def __init__(self, tensors: Sequence[StateTensor], own: Fingerprint) -> None:
         self.tensors = tensors
         self.own = own
-        """The digests of the content that is served: from the begin of the call, or since a fetch has ended."""
+        """The digests of the content that is served, as of the start of the call or the end of a fetch."""
         self.held = [bytearray(digests) for digests in own.blocks]
-        """The digests of the present blocks; UNKNOWN where a block is half-written."""
+        """The digests of the current blocks; UNKNOWN for a partially written block."""
         self.tx_bytes = 0
-        """Bytes of content that were sent."""
+        """Number of bytes of content sent."""
         self.rx_bytes = 0
-        """Bytes of verified blocks that were received, each block counted once."""
+        """Number of bytes of verified blocks received; each block counts once."""
         self.overwritten: set[str] = set()
         self.failures: dict[int, str] = {}
-        """Failed donors, with the reasons."""
+        """Failed donors with the reasons."""
         self.patience_s = PATIENCE_S
         self._fetching: _Fetch | None = None
 
     async def serve(self, stream: ByteStream, sends_digests: bool = False) -> None:
-        """Answer one connection of a receiver, at most one block per turn of trio's scheduler, until it closes.
+        """Serve one connection from a receiver until it closes, at most one block per iteration of trio's scheduler.
         ConnectionLost, ProtocolError."""
         for index, tensor in enumerate(self.tensors):
             if sends_digests and not tensor.loose:
@@ -302,7 +302,7 @@ class Transfer:
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
         """Bring the tensors to the elected content. A donor may be silent for `patience_s`. Return the failed donors
-        with reasons. TransferError when none is left. After a cancellation another fetch may follow."""
+        with the reasons. TransferError if no donor is left. After a cancellation another fetch may follow."""
         self.failures.clear()
         self.patience_s = patience_s
         fixed = [index for index, tensor in enumerate(self.tensors) if not tensor.loose]
@@ -344,7 +344,7 @@ class _Donor:
         self.scope = trio.CancelScope()
         self.connections: list[_Connection] = []
         self.nursery: trio.Nursery | None = None
-        """Holds the tasks of its streams, once it has one."""
+        """Holds the tasks of its streams, once it has any."""
         self.streams = 1
         self.is_full = False
         """Whether more streams would not make it faster."""
@@ -355,12 +355,12 @@ class _Donor:
         self._window_bytes = 0
 
     def measure(self, now: float) -> bool:
-        """Measure its speed, once in a while. Return whether it should get another stream."""
+        """Measure the donor's speed every STREAM_AFTER_S. Return whether it should get another stream."""
         elapsed_s = now - self._window_at
         if self._windows and elapsed_s < STREAM_AFTER_S:
             return False
         rate = (self.rx_bytes - self._window_bytes) / elapsed_s
-        # Ignore the first two windows: TCP's slow start.
+        # Ignore the first two windows because of TCP's slow start.
         if self._windows > 2:
             self.is_full = self.is_full or rate < STREAM_GAIN * self._rate
         self._rate = rate
@@ -375,7 +375,7 @@ class _Connection:
         self._donor = donor
         self.is_learning = False
         self.silence = ""
-        """The reason why the watch has ended it."""
+        """The reason why the watch has ended the connection."""
         self._scope = trio.CancelScope()
         self._sock = sock
         self._scratch: bytearray | None = None
@@ -423,7 +423,7 @@ class _Writing:
         self._scope = trio.CancelScope()
 
     async def receive(self, connection: _Connection, view: memoryview) -> int:
-        """Receive into the block. Return the number of bytes; 0 if the writer was revoked."""
+        """Receive data into the block. Return the number of bytes, or 0 if the writer was revoked."""
         self._scope = trio.CancelScope()
         with self._scope:
             return await receive_some(connection, view)
@@ -460,7 +460,7 @@ class _Fetch:
         self._learning = trio.Lock()
         self._writing: dict[Block, _Writing] = {}
         self._returned = trio.Event()
-        """Set when a stream has left blocks to the others, and replaced then."""
+        """Set, and then replaced, when a stream has returned blocks to the pool."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -542,12 +542,12 @@ class _Fetch:
         try:
             connection = _Connection(donor, await self._connect(donor.member, False))
         except LinkError as error:
-            logger.info("no further connection to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
+            logger.info("no additional connection to donor %d: %s", donor.peer, error, extra={"other": donor.peer})
             return
         await self._use_stream(donor, connection)
 
     async def _use_stream(self, donor: _Donor, connection: _Connection) -> None:
-        """Fetch over one connection to a donor. The donor fails with its last stream, or at once with wrong bytes."""
+        """Fetch over one connection to a donor. The donor fails with its last stream, or immediately on wrong data."""
         schedule = self._schedule
         assert schedule is not None
         donor.connections.append(connection)
@@ -583,7 +583,7 @@ class _Fetch:
             least_s = min((connection.stream.silent_s for connection in waiting), default=0.0)
             are_others_idle = self._learning.statistics().tasks_waiting > 0
             for connection in waiting:
-                # If all fall silent at about the same time, this process may be cut off itself.
+                # If all fall silent at about the same time, this process itself may be cut off.
                 is_alone = are_others_idle or connection.stream.silent_s - least_s >= STALL_S / 2
                 patience_s = self._transfer.patience_s
                 limit_s = min(STALL_S, patience_s) if is_alone else patience_s

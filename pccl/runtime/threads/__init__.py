@@ -1,1 +1,1 @@
-"""The trio thread behind the blocking API, its helpers and watchdogs, and what forked children do."""
+"""The trio thread behind the blocking API, its helpers and watchdogs, and the handling of forks."""

@@ -1,15 +1,15 @@
-"""The trio thread of this process, and how ordinary threads call into it (as with anyio's BlockingPortal).
+"""The trio thread of this process, and the calls of other threads into it (like anyio's BlockingPortal).
 
-All blocking communicators and master nodes of a process share one daemon thread, started by the first of them. A call
-runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt. Rules:
+All blocking communicators and master nodes of a process share one daemon thread, which the first of them starts. A call
+runs there as a task while its caller waits on a `Latch`, which signal handlers can interrupt. Rules:
 
-1. On Ctrl-C the task is cancelled, given a moment to undo what it began, and KeyboardInterrupt goes on to the caller.
-2. A job must not end the thread, which all communicators share: what a job raises goes to its caller, what a posted
-   function raises is logged as the bug that it is.
-3. A fork copies the memory but not the thread. So the child starts with no portal, and what belonged to the parent's is
-   asked to let go (`forget_after_fork`).
-4. At interpreter exit the registered closers run first, bounded in time. Where servers run, they are waited for before
-   that (`serving`); all else is closed first.
+1. On Ctrl-C the task is cancelled and gets a moment to undo its work; KeyboardInterrupt then propagates to the caller.
+2. A job must not end the thread, because all communicators share it. An exception in a job is raised in its caller; an
+   exception in a posted function is a bug and is logged.
+3. A fork copies the memory but not the thread. So the child starts without a portal, and objects that belonged to the
+   parent's portal release their resources (`forget_after_fork`).
+4. At interpreter exit the registered closers run, with a time limit. If servers run, everything else is closed first;
+   then the exit waits for the servers (`outlast`) and closes them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Forkable(Protocol):
 
 
 class PortalTimeoutError(Exception):
-    """A call has not ended in time, and goes on."""
+    """A call has not ended in time. It has been cancelled but may still be running."""
 
 
 class PortalClosedError(Exception):
@@ -55,7 +55,7 @@ class PortalClosedError(Exception):
 
 
 class PortalBrokenError(Exception):
-    """The portal's thread has ended, or cannot be woken; the text says why."""
+    """The portal's thread has ended or cannot be woken; the text is the reason."""
 
 
 def _broken(error: BaseException) -> PortalBrokenError:
@@ -64,16 +64,16 @@ def _broken(error: BaseException) -> PortalBrokenError:
 
 
 class _Job:
-    """A coroutine in the portal, and the thread that waits for it."""
+    """A coroutine in the portal, and the state that its caller waits for."""
 
     def __init__(self, jobs: set[_Job]) -> None:
         self._jobs = jobs
-        """Jobs with a caller that may wait; it is one of them from its start to its end."""
+        """The portal's jobs that may have a waiting caller; contains this job from its start to its end."""
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
         self.waker: Waker | None = None
-        """Woken at its end, as the waiters of `done` are."""
+        """Woken at the job's end, like the waiters of `done`."""
         self.value: Any = None
         self.error: BaseException | None = PortalClosedError("the interpreter is exiting")
 
@@ -100,7 +100,7 @@ class _Job:
             self.waker.wake()
 
     def outcome(self) -> Any:
-        """Return or raise what it did, once it is over."""
+        """Return the result of a job that is over, or raise its exception."""
         if self.error is not None:
             raise self.error
         return self.value
@@ -120,7 +120,7 @@ def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:
 
 
 class Portal:
-    """The trio thread of a process. `current` returns the one there is."""
+    """The trio thread of a process. `current` returns the process's portal."""
 
     def __init__(self) -> None:
         self._ready = Latch()
@@ -128,7 +128,7 @@ class Portal:
         self._stop = trio.Event()
         self._stopped = Latch()
         self._jobs = set[_Job]()
-        """Jobs with a caller that may wait."""
+        """Jobs that may have a waiting caller."""
         self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -139,7 +139,7 @@ class Portal:
             self._ready.set()
             await self._stop.wait()
 
-        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # it began with that of the thread that made it
+        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # not that of the thread that started this one
         try:
             trio.run(main)
         except BaseException as error:
@@ -148,8 +148,8 @@ class Portal:
             self._stopped.set()
 
     def _break(self, error: BaseException) -> None:
-        """End all that belongs to a trio run that has ended by itself, as it does when its descriptors are closed. Its
-        tasks are gone, so their waiters are woken here."""
+        """End everything that belongs to a trio run that has ended by itself, as happens if its descriptors are closed.
+        Its tasks no longer run, so this wakes their waiters."""
         global _portal
         with suppress(Exception):
             logger.error("%s", _broken(error), exc_info=error)
@@ -170,13 +170,13 @@ class Portal:
         return threading.current_thread() is self._thread
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a plain function in the trio thread, soon. Has no effect at exit."""
+        """Call a plain function in the trio thread soon. Has no effect at exit."""
         assert self._token is not None
         with suppress(OSError, trio.RunFinishedError):
             self._token.run_sync_soon(_contained, function, args)
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
-        """Start a coroutine in the trio thread, without waiting for it."""
+        """Start a coroutine in the trio thread without waiting for it."""
         job = _Job(self._jobs)
         self._start(job, function, args)
         return job
@@ -193,13 +193,13 @@ class Portal:
             job.end()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = None) -> T:
-        """Run `await function(*args)` in the trio thread and return or raise what it does. PortalTimeoutError ends
-        only this wait."""
+        """Run `await function(*args)` in the trio thread and return its result or raise its exception. After a
+        PortalTimeoutError, the call is cancelled but may continue."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
         job = _Job(self._jobs)
         has_decided = False
         try:
-            self._start(job, function, args)  # a signal may come when it has been queued already
+            self._start(job, function, args)  # a signal may arrive after the job was queued
             finished = job.done.wait(timeout_s)
             if not finished:
                 self.post(job.cancel)
@@ -208,15 +208,15 @@ class Portal:
             if not has_decided:
                 self.post(job.cancel)
                 job.done.wait(INTERRUPT_GRACE_S)
-                self._jobs.discard(job)  # it may never have come to the portal's thread
+                self._jobs.discard(job)  # it may never have reached the portal's thread
         if not finished:
             raise PortalTimeoutError
         value: T = job.outcome()
         return value
 
     async def call_from_asyncio(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Do as `call`, for a coroutine of asyncio. A cancellation goes on once the task has undone what it began, or
-        has come to its end."""
+        """Do the same as `call`, for an asyncio coroutine. A cancellation propagates once the task has undone its work
+        or ended."""
         job = _Job(self._jobs)
         job.waker = waking.waker()
         self._start(job, function, args)
@@ -243,10 +243,10 @@ _callers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current() -> Portal:
-    """Return the portal of this process, started if need be."""
+    """Return the portal of this process, starting it if necessary."""
     global _portal
     if _portal is not None:
-        # Without the lock: a finalizer may run, and get here, in the thread that holds it.
+        # Without the lock, because a finalizer may call this in the thread that holds it.
         return _portal
     with _lock:
         if _portal is None:
@@ -255,29 +255,29 @@ def current() -> Portal:
 
 
 def is_in() -> bool:
-    """Return whether this is the portal's thread, where only pccl's code runs."""
+    """Return whether this is the portal's thread, which runs only pccl's code."""
     return _portal is not None and _portal.is_this_thread
 
 
 def on_fork(thing: Forkable) -> None:
-    """Have `thing.forget_after_fork()` called in every forked child."""
+    """Call `thing.forget_after_fork()` in every forked child."""
     _forkables.add(thing)
 
 
 def on_exit(thing: Any) -> None:
-    """Have `await thing.close()` run in the portal at interpreter exit."""
+    """Run `await thing.close()` in the portal at interpreter exit."""
     _closers.add(thing)
 
 
 def on_exit_drain(caller: Any) -> None:
-    """Have `caller.drain(seconds)` called at interpreter exit, before communicators are closed and again afterwards:
-    it waits for threads that call foreign code when ops end. One that comes back from C++ into an interpreter that is
-    gone would abort the process."""
+    """Call `caller.drain(seconds)` at interpreter exit, before communicators are closed and again afterwards. It waits
+    for threads that call foreign code when ops end, because a thread that returns from C++ after the interpreter has
+    ended would abort the process."""
     _callers.add(caller)
 
 
 def outlasts(server: Server) -> None:
-    """Have the program's end wait for a server, until it is interrupted; then it is closed as by `on_exit`."""
+    """Make the program's exit wait until this server is interrupted; then close it as with `on_exit`."""
     _servers.add(server)
     _closers.add(server)
     at_the_end_of_a_child(_outlast)
@@ -307,7 +307,7 @@ def _close(portal: Portal, things: Collection[Any]) -> None:
 
 
 def _outlast() -> None:
-    """Wait, at the end of the program, for the servers that have not been interrupted."""
+    """Wait, at the program's end, for the servers that have not been interrupted."""
     portal = _portal
     servers = [server for server in list(_servers) if not (server.is_interrupted or server.stopped.is_set())]
     if portal is None or not servers or has_failed():
@@ -337,13 +337,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
 
 
-# Servers that outlast the program: its end waits until they are interrupted.
+# Servers that outlast the program: its exit waits until they are interrupted.
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_TIMEOUT_S = 5.0
-"""Time that an orderly stop may take."""
+"""Time limit for an orderly stop."""
 SAY_S = 0.5
-"""Time to wait for a full stderr."""
+"""Time to wait while stderr is full."""
 
 
 class Server(Protocol):
@@ -351,21 +351,21 @@ class Server(Protocol):
     is_interrupted: bool
     description: str
     fault: str
-    """The reason why it has stopped by itself, if it has."""
+    """The reason why the server has stopped by itself, if it has."""
 
     def interrupt(self) -> None:
-        """Begin to stop. Never waits; also for signal handlers."""
+        """Begin to stop. Never waits, so signal handlers may call it."""
 
 
 def has_failed() -> bool:
-    """Return whether the program is ending by an exception. An exit is none, nor does one count in the interactive
-    interpreter."""
+    """Return whether an exception other than SystemExit is ending the program. In the interactive interpreter, earlier
+    exceptions do not count."""
     ending_by = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
     return any(error is not None and not isinstance(error, SystemExit) for error in (ending_by, sys.exc_info()[1]))
 
 
 def outlast(servers: Sequence[Server]) -> None:
-    """Wait until all servers have stopped. For the main thread, where the program has ended."""
+    """Wait until all servers have stopped. For the main thread, after the program has ended."""
     ending_by: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -382,7 +382,7 @@ def outlast(servers: Sequence[Server]) -> None:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     signal.signal(number, end)
         names = " and ".join(server.description for server in servers)
-        _print(f"the program has ended, {names} goes on until Ctrl-C or SIGTERM")
+        _print(f"the program has ended, but {names} continues until Ctrl-C or SIGTERM")
         for server in servers:
             server.stopped.wait()
     except KeyboardInterrupt:
@@ -404,13 +404,13 @@ def _print(line: str) -> None:
     with suppress(Exception):  # there may be no stderr
         poll = select.poll()
         poll.register(sys.stderr.fileno(), select.POLLOUT)
-        if poll.poll(SAY_S * 1000):  # so a line of this length does not wait, as on a pipe without a reader
+        if poll.poll(SAY_S * 1000):  # otherwise the write might wait forever, as on a pipe without a reader
             os.write(sys.stderr.fileno(), f"pccl: {line}\n".encode(errors="backslashreplace"))
 
 
 def at_the_end_of_a_child(callback: Callable[[], object]) -> None:
-    """Have `callback` called at the end of a process of multiprocessing, which may end without the interpreter's
-    end."""
+    """Call `callback` at the end of a multiprocessing process, which may end without the interpreter's exit
+    handlers."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         sys.modules["multiprocessing.util"].Finalize(None, callback, exitpriority=0)

@@ -1,15 +1,15 @@
-"""Whether a trio run makes progress, which heartbeats depend on.
+"""Tracks the progress of a trio run. Heartbeats depend on it.
 
-A process's heartbeats come from a thread that needs no Python (`network.heartbeat`), so that a busy process does not
-count as dead. That would also hide a trio run that is blocked, for example by a logging handler. So a task in the run
-notes each *turn*, and heartbeats stop once the run has stood still for
+A process's heartbeats are sent by a thread that does not run Python (`network.heartbeat`), so that a busy process does
+not count as dead. That alone would hide a trio run that is blocked, for example by a logging handler. So a task in the
+run notes each *turn*, and heartbeats stop once the run has made no progress for
 
-    HOLD_S          whatever the reason: a library may hold the interpreter's lock, which passes.
-    peer timeout    STILL_S_MIN at least, if a watching thread could run Python in that time. So the run itself is
-                    stuck. Only for pccl's own trio thread: in a user's program the run stands still whenever a task of
-                    the user's computes.
+    HOLD_S          for any reason, because a library may hold the GIL temporarily.
+    peer timeout    (at least STILL_S_MIN) if a watching thread could run Python in that time, so that the run itself
+                    must be stuck. Only for pccl's own trio thread, because in a user's program the run makes no
+                    progress whenever one of the user's tasks computes.
 
-The other side misses a process that stands still a peer timeout after that.
+A peer timeout later, the other side detects that the process is silent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TURN_S_MAX = 1.0
 
 
 class Progress:
-    """The progress of one trio run, for the heartbeats of one thread."""
+    """The progress of one trio run. The heartbeats of one thread depend on it."""
 
     def __init__(self, timeout_s: float) -> None:
         self.progress = ffi.new("pccl_progress *")
@@ -44,7 +44,7 @@ class Progress:
         self._interval_s = min(timeout_s / TURNS_PER_TIMEOUT, TURN_S_MAX)
 
     async def keep(self) -> None:
-        """Note that the run turns, again and again, until cancelled."""
+        """Note the run's turns periodically until cancelled."""
         with _watched(self.progress, self.still_s / LOOKS_PER_SPAN):
             while True:
                 lib.pccl_progress_turn(self.progress)
@@ -52,7 +52,7 @@ class Progress:
 
 
 class _Watch:
-    """The thread that looks after the runs that are watched, while there are any."""
+    """The thread that watches trio runs, while there are any to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,8 +67,8 @@ class _Watch:
             self._next += 1
             self._watched[number] = progress, interval_s
             if not self._is_running:
-                with suppress(RuntimeError):  # the system denies it, or the program has ended: only HOLD_S counts then
-                    # A threading.Thread would have the run stand still until the new thread has had its turn.
+                with suppress(RuntimeError):  # if no thread can start, only HOLD_S counts
+                    # Starting a threading.Thread would block the run until the new thread has run.
                     _thread.start_new_thread(self._run, ())
                     self._is_running = True
         self._changed.put(None)

@@ -1,9 +1,9 @@
-"""Tasks of pccl's own within a user's trio program.
+"""Runs pccl's own tasks within a user's trio program, and functions in helper threads.
 
-Where trio runs in the main thread, Ctrl-C is raised in whatever is running then, unless that is protected. In a task of
-pccl it would end the session, and trio with it, for neither expects it there. So all of them are protected, and so are
-the calls that users make, where these are not waiting: trio then has the main task raise KeyboardInterrupt where it
-next waits, or waits already. That is the program's own code, or a call of pccl that undoes what it began.
+If trio runs in the main thread, Ctrl-C raises KeyboardInterrupt in the running task, unless that is protected. In one
+of pccl's tasks it would end the session and trio with it, because neither expects it there. So all these tasks are
+protected, and so are users' calls except while they wait. trio then raises KeyboardInterrupt in the main task at its
+current or next wait. That is the program's own code, or a pccl call that undoes its work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def start_task(nursery: trio.Nursery, function: Callable[[*Args], Awaitable[obje
     nursery.start_soon(_protected, function, *args, name=function)
 
 
-# A thread for what would hold up the trio thread, made while threads can be made.
+# Threads for functions that would block the trio thread. They are started while threads can still be started.
 
 T = TypeVar("T")
 
@@ -69,8 +69,8 @@ class HelperThread:
             task.run()
 
     async def run(self, function: Callable[[], T], *, is_left: bool) -> T:
-        """Run a function in the thread and return or raise what it does. When cancelled, go on without waiting if the
-        function may be left running (`is_left`), else wait for its end."""
+        """Run a function in the thread and return its result or raise its exception. When cancelled, leave the function
+        running if `is_left`, otherwise wait for its end."""
         task = _Task(function)
         self._tasks.put(task)  # type: ignore[arg-type]
         with trio.CancelScope(shield=not is_left):
@@ -80,7 +80,7 @@ class HelperThread:
         return task.value[0]
 
     def close(self) -> None:
-        """End the thread, after what it was given."""
+        """End the thread after the functions that it was given."""
         self._tasks.put(None)
 
 
@@ -88,7 +88,7 @@ TEXT_CHARACTERS_MAX = 200
 
 
 def described(error: BaseException) -> str:
-    """Return what was raised and where, in a line; for a group, the first of it."""
+    """Return one line that describes an exception and where it was raised; for a group, its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -98,5 +98,5 @@ def described(error: BaseException) -> str:
 
 
 def report(what: str, error: BaseException) -> str:
-    """Return the text that tells the user that a bug of pccl has ended `what`."""
-    return f"a bug of pccl has ended {what}: {described(error)}; please report it, with the log, which has more"
+    """Return the error text for a bug in pccl that has ended `what`."""
+    return f"a bug of pccl has ended {what}: {described(error)}; please report it with the log, which has details"

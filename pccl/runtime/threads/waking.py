@@ -1,12 +1,12 @@
-"""Waits across threads: latches, wakers of coroutines (trio or asyncio), and warnings of long waits in a trio run.
+"""Waits across threads: latches, wakers for coroutines (trio or asyncio), and warnings of long waits in a trio run.
 
-An op may end in the trio thread of its session or in the thread that launched it, while its caller waits in an event
-loop of its own. The waiter makes a `Waker`, registers its `wake`, checks for the event, and then waits.
-A wait in asyncio wakes its loop every LOOK_UP_S: in a notebook the handler of Ctrl-C does not wake the event loop.
+An op may end in its session's trio thread or in the thread that launched it, while its caller waits in another event
+loop. The waiter creates a `Waker`, registers its `wake`, checks for the event, and then waits. A wait in asyncio wakes
+its loop every LOOK_UP_S, because in a notebook the Ctrl-C handler does not wake the event loop.
 
 A `Latch` replaces `threading.Event`, whose `wait` holds a lock while it runs Python code: a signal handler that raises
-there leaves it locked. Each waiter of a latch has a lock of its own. A signal right before the wait for that lock does
-not end it, so a wait checks every LOOK_UP_S.
+there would leave it locked. Each waiter of a latch uses a separate lock. A signal that arrives just before the wait for
+that lock does not interrupt it, so the wait checks every LOOK_UP_S.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ class Waker(Protocol):
     """A wait of one coroutine."""
 
     def wake(self) -> None:
-        """End the wait, now or when it begins. Thread-safe; may be called again."""
+        """End the wait, or a wait that begins later. Thread-safe; may be called again."""
 
     async def wait(self, timeout_s: float | None = None, *, is_shielded: bool = False) -> None:
-        """Wait until woken or until the time has passed. A shielded wait is not ended by a cancellation, which under
-        asyncio goes on when it is over."""
+        """Wait until woken or until the timeout passes. A cancellation does not end a shielded wait; under asyncio it
+        propagates after the wait."""
 
 
 def clock_s() -> float:
-    """Return the time by the clock that the caller's waits go by."""
+    """Return the time on the clock that the caller's waits use."""
     return trio.current_time() if trio.lowlevel.in_trio_task() else time.monotonic()
 
 
 def asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the asyncio loop that runs this code; None in a trio task, or where no loop runs."""
+    """Return the asyncio loop that runs this code; None in a trio task or if no loop runs."""
     if trio.lowlevel.in_trio_task() or "asyncio" not in sys.modules:
-        return None  # trio may be a guest of asyncio, and has its own tasks
+        return None  # trio may run as a guest of asyncio
     return sys.modules["asyncio"]._get_running_loop()  # type: ignore[no-any-return]
 
 
 def trio_run() -> trio.lowlevel.TrioToken | None:
-    """Return the trio run of the coroutine that runs; None if it runs in asyncio. NoEventLoopError."""
+    """Return the trio run of the current coroutine, or None if it runs in asyncio. NoEventLoopError."""
     if trio.lowlevel.in_trio_task():
         return trio.lowlevel.current_trio_token()
     if asyncio_loop() is None:
-        raise NoEventLoopError("this can be awaited in trio and in asyncio, and neither of them runs here")
+        raise NoEventLoopError("this can only be awaited in trio or asyncio, but neither of them runs here")
     return None
 
 
 def waker() -> Waker:
-    """Return a waker for the coroutine that runs. NoEventLoopError."""
+    """Return a waker for the current coroutine. NoEventLoopError."""
     run = trio_run()
     if run is not None:
         return _TrioWaker(run)
@@ -134,7 +134,7 @@ class _AsyncioWaker:
 
 
 class Latch:
-    """An event that happens once. Thread-safe; usable after a fork, too."""
+    """An event that happens once. Thread-safe; also usable after a fork."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -144,7 +144,7 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Wake all waiters, present and later ones. Never waits. May be called again."""
+        """Wake all current and future waiters. Never waits. May be called again."""
         self._is_set = True
         while self._waiters:
             with suppress(IndexError, RuntimeError):  # the waiter has left, or another latch has released it
@@ -154,7 +154,7 @@ class Latch:
         self.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set. Return False if the time passed first."""
+        """Wait until the latch is set. Return False if the timeout passes first."""
         return self._is_set or wait_any((self,), timeout_s)
 
 
@@ -162,12 +162,12 @@ _IS_SET = attrgetter("_is_set")
 
 
 def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
-    """Wait until one of the latches is set. Return False if the time passed first."""
+    """Wait until one of the latches is set. Return False if the timeout passes first."""
     lock = threading.Lock()
     lock.acquire()
     for latch in latches:
         latch._waiters.append(lock)
-    # From here on either `set` finds the lock, or we find that it was called.
+    # From here on, either `set` finds the lock or the loop finds that `set` was called.
     end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while not any(map(_IS_SET, latches)):
         rest_s = end_s - time.monotonic()
@@ -183,16 +183,16 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
 # Warnings of long waits in a trio run (`protocol.wait_reasons`).
 
 REASON_S = 3.0
-"""Time that a reason may take."""
+"""Time limit for finding the reason."""
 
 Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 Reason = Callable[[], Awaitable[tuple[str, str]]]
-"""A function that returns what a call waits for, and where to look."""
+"""A function that returns what a call waits for and where to look for the cause."""
 
 
 @dataclass(eq=False)
 class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio's are named
-    """A context for a call that waits, with its name or the schedule of its wait."""
+    """A context for a call that waits. `what` is the call's name or the schedule of its warnings."""
 
     what: str | LongWait
     reason: Reason
@@ -210,13 +210,13 @@ class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio'
             self.logger.warning("%s", self.schedule.ending(trio.current_time()))
 
     async def _warn(self) -> None:
-        """Warn whenever it is time, until the wait is over."""
+        """Log each warning when it is due, until the wait is over."""
         with self._scope:
             while True:
                 await trio.sleep_until(self.schedule.due_at)
                 if not self.schedule.is_due(trio.current_time()):
                     continue
                 whom, where = "a reason that could not be found in time", "look at the master"
-                with suppress(Exception), trio.move_on_after(REASON_S):  # a warning must not end anything
+                with suppress(Exception), trio.move_on_after(REASON_S):  # a failed warning must not end the call
                     whom, where = await self.reason()
                 self.logger.warning("%s", self.schedule.warning(trio.current_time(), whom, where))

@@ -299,7 +299,7 @@ def test_threads_that_cannot_be_had_fail_the_connect(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Engine, "_start", deny)
     with (
         MasterNode("127.0.0.1:0", engine_threads=2) as master,
-        pytest.raises(PCCLError, match=r"2 engine threads cannot be had.*no more threads") as error,
+        pytest.raises(PCCLError, match=r"cannot start 2 engine threads.*no more threads") as error,
     ):
         Communicator(master.address).connect()
     assert error.value.result is Result.INTERNAL_ERROR

@@ -128,10 +128,10 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StateError, match=r"no state can be kept in .*file/state: "):
+    with pytest.raises(StateError, match=r"cannot keep state in .*file/state: "):
         StateDirectory(str(tmp_path / "file" / "state"), "here")
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(StateError, match="no state can be kept"):
+    with pytest.raises(StateError, match="cannot keep state"):
         StateDirectory(str(tmp_path), "here")
 
 

@@ -67,6 +67,6 @@ def test_silent_master_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     trio.run(watch, clock=trio.testing.MockClock(autojump_threshold=0))
     first, second, over = (record.getMessage() for record in caplog.records)
     what = "for the master at 198.18.0.1:48148 (nobody is there); `pccl doctor 198.18.0.1:48148`"
-    assert first.startswith(f"the standby's question has waited 10 s {what}")
-    assert second.startswith(f"the standby's question has waited 30 s {what}")
-    assert over == "the master at 198.18.0.1:48148 answers again: the standby's question has ended after 35.0 s"
+    assert first.startswith(f"the standby's status request has waited 10 s {what}")
+    assert second.startswith(f"the standby's status request has waited 30 s {what}")
+    assert over == "the master at 198.18.0.1:48148 answers again: the standby's status request has ended after 35.0 s"

@@ -56,7 +56,7 @@ def test_events_name_the_connection_and_the_reason() -> None:
 
 def test_what_is_no_socket_is_refused() -> None:
     thread = HeartbeatThread(LONG_S)
-    with pytest.raises(OSError, match="refuses a connection for heartbeats"):
+    with pytest.raises(OSError, match="refuses a heartbeat connection"):
         thread.add(1, -1)
     thread.close()
 

@@ -125,13 +125,13 @@ def test_lost_full_size_packets_fail_link(monkeypatch: pytest.MonkeyPatch) -> No
     error = dial(hears_the_first_words_only, WAIT_S, room_bytes=2048)
     assert "peer 1 at 127.0.0.1:" in error
     assert "no answer within 0.3 s" in error
-    assert "is the MTU of the path right?" in error
+    assert "is the path's MTU right?" in error
 
 
 def test_lost_full_size_answers_fail_link() -> None:
     error = dial(says_the_first_words_only, WAIT_S)
     assert "peer 1 at 127.0.0.1:" in error
-    assert "is the MTU of the path right?" in error
+    assert "is the path's MTU right?" in error
 
 
 def test_silent_peer_is_no_mtu_problem() -> None:

@@ -73,7 +73,7 @@ each_asker = pytest.mark.parametrize("ask", ASKERS, ids=NAMES)
     [
         (ssh, "no pccl master answered (got b'SSH-2.0-OpenSSH_9.2p1 Debian-2\\r'); check host and port"),
         (web, "no pccl master answered (got b'HTTP/1.1 400 Bad Request\\r'); check host and port"),
-        (https, "if it is a master with TLS, give the peer ssl_context= or PCCL_TLS_CA"),
+        (https, "if it is a master that uses TLS, give the peer ssl_context= or PCCL_TLS_CA"),
     ],
     ids=["ssh", "web", "https"],
 )
@@ -91,7 +91,7 @@ def test_page_of_a_run_says_where_its_master_is(ask: Callable[[str], object]) ->
         assert node.http_address is not None
         error = refusal(partial(ask, node.http_address))
         port = node.address.rpartition(":")[2]
-    assert f"the page of a pccl master, for browsers: that master's own port is {port}" in str(error)
+    assert f"the status page of a pccl master; that master's own port is {port}" in str(error)
 
 
 def test_another_server_with_tls_on_this_side() -> None:
@@ -102,9 +102,9 @@ def test_another_server_with_tls_on_this_side() -> None:
 
 def test_tls_mismatches_are_named_in_both_directions(master: MasterNode) -> None:
     error = refusal(Communicator(master.address, ssl_context=peer_context()).connect)
-    assert "the master does not speak TLS, and this side does" in str(error)
+    assert "the master does not speak TLS, but this side does" in str(error)
     error = refusal(lambda: run_status(master.address, ssl_context=peer_context()))
-    assert "the master does not speak TLS, and this side does" in str(error)
+    assert "the master does not speak TLS, but this side does" in str(error)
     with MasterNode("127.0.0.1:0", ssl_context=master_context()) as node:
         for ask in ASKERS:
             assert "the master asks for TLS" in str(refusal(partial(ask, node.address)))
@@ -113,6 +113,6 @@ def test_tls_mismatches_are_named_in_both_directions(master: MasterNode) -> None
 @pytest.mark.parametrize("address", ["http://example.org:48149", "https://h/x", "tcp://h:1", "a:1,http://b:2"])
 def test_a_url_is_not_an_address(address: str) -> None:
     for call in (lambda: Communicator(address), lambda: run_status(address)):
-        with pytest.raises(PCCLError, match="is a URL: write host:port alone, such as") as caught:
+        with pytest.raises(PCCLError, match="is a URL: write only host:port, such as") as caught:
             call()
         assert caught.value.result is Result.INVALID_ARGUMENT

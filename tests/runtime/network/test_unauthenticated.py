@@ -78,6 +78,6 @@ def test_log_lines_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
         now = WINDOW_S
         limiter.log(logging.INFO, "after a while")
         assert caplog.messages[-2:] == [
-            f"{9 * LINES_MAX} more lines about unauthenticated connections were left out",
+            f"{9 * LINES_MAX} more lines about unauthenticated connections were omitted",
             "after a while",
         ]

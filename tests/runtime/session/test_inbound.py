@@ -46,15 +46,13 @@ def test_who_means_another_run_or_peer_is_told_so(opening: m.PeerOpening) -> Non
 @pytest.mark.parametrize("opening", [LINK, STATE])
 def test_both_ends_encrypt_or_neither_does(opening: m.LinkHello | m.StateHello) -> None:
     sealed = msgspec.structs.replace(opening, encrypt=True)
-    assert refusal(sealed).startswith("peer 2 encrypts what peers send to each other and peer 1 does not")
-    assert refusal(opening, encrypt=True).startswith(
-        "peer 1 encrypts what peers send to each other and peer 2 does not"
-    )
+    assert refusal(sealed).startswith("peer 2 encrypts the data between peers but peer 1 does not")
+    assert refusal(opening, encrypt=True).startswith("peer 1 encrypts the data between peers but peer 2 does not")
     assert refusal(sealed, encrypt=True) == ""
     assert "cannot exchange keys" in refusal(sealed, encrypt=True, has_keys=False)
 
 
 def test_payload_for_measurements_is_sent_while_all_measure_alone() -> None:
-    assert "no optimize_topology is under way" in refusal(PULL)
+    assert "no optimize_topology is in progress" in refusal(PULL)
     assert refusal(PULL, encrypt=True, is_optimizing=True, has_keys=False) == ""
     assert refusal(msgspec.structs.replace(PULL, pulls=False)) == ""

@@ -104,7 +104,7 @@ def test_interrupted_launch_frees_tag() -> None:
         interrupted = played.ops.new(SPEC)
         played.ops._claim_tag(interrupted)  # and there the signal came
         another = played.ops.new(SPEC)
-        with pytest.raises(SessionError, match="an op with tag 3 is in flight already") as caught:
+        with pytest.raises(SessionError, match="an op with tag 3 is already in flight") as caught:
             played.ops.launch(another)
         assert caught.value.result is Result.INVALID_USAGE
         played.ops.cancel(interrupted, Result.TIMEOUT, "Ctrl-C")
