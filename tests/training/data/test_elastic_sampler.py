@@ -220,7 +220,7 @@ def test_state_of_another_stream_is_refused() -> None:
 
 def test_drawing_before_join_is_refused() -> None:
     sampler = ElasticSampler(10)
-    with pytest.raises(RuntimeError, match="not in a run yet: give it to the training class"):
+    with pytest.raises(RuntimeError, match="not in a run yet: pass it to the training class"):
         next(iter(sampler))
 
 
