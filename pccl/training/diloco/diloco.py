@@ -419,7 +419,7 @@ class OuterLoop(Checkpointed):
                 try:
                     self.inner.load_state_dict(state["inner"])
                 except (ValueError, KeyError) as error:
-                    raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
+                    raise CheckpointError(f"the inner optimizer rejects its saved state: {error}") from error
             assign(buffers, state.get("buffers", buffers))
             self._parameters[...] = state["parameters"]
             self._momentum[...] = state["momentum"]

@@ -351,9 +351,9 @@ class Checkpointed(ABC):
         self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
 
     def close(self) -> None:
-        """End this object's training, so that another may join on its communicator. A group call.
+        """End this object's training, so that another may join on its communicator.
 
-        Raises DivergenceError, and OSError from a background save.
+        All peers call it at the same point. Raises DivergenceError, and OSError from a background save.
         """
         try:
             if self._membership.is_under_way and sys.exc_info()[0] is None:

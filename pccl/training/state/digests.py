@@ -296,7 +296,7 @@ def _text(
         shown.append(f"{len(names) - NAMES_SHOWN} more")
     verb = "differs" if len(wrong) == 1 else "differ"
     return (
-        f"after {revision} steps the peers do not have the same state: {listed(wrong)} {verb} from {listed(others)} in "
+        f"after {revision} steps the peers' states are not equal: {listed(wrong)} {verb} from {listed(others)} in "
         f"{'; '.join(shown)}. Something changes this on one peer only, such as an optimizer step or a learning rate set "
         "outside the training object, or a scheduler that is not in shared= or is stepped a different number of times. "
         "Correct that, stop the peers that are wrong, and continue the others from their state with a new "
