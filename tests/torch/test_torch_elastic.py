@@ -138,7 +138,7 @@ def test_wrong_handles_keep_world(ranks: Ranks) -> None:
     groups = ranks(3)
     form(1, groups[:2])
     a, b, c = groups
-    with pytest.raises(ArgumentError, match="is not among the 2 that reconfigure was given"):
+    with pytest.raises(ArgumentError, match="is not among the 2 passed to reconfigure"):
         a.reconfigure(2, [b, c])
     with pytest.raises(ArgumentError, match="more than once"):
         a.reconfigure(2, [a, b, a])

@@ -488,10 +488,7 @@ class DiLoCo(OuterLoop):
         return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compare the state and show the outer parameters; call it on all peers after the last step.
-
-        Raises the errors of `outer_step`.
-        """
+        """Compare the state and show the outer parameters, on all peers after the last step. Raises as `outer_step`."""
         with self._group_step("DiLoCo.finish") as step, step.waiting():
             self._replicated.discard()
             self._begin()

@@ -313,10 +313,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return, by peer, how its options differ from those of the majority (of the peers under way, if any).
-
-    All peers get the same result, apart from the words "this peer".
-    """
+    """Return, by peer, how its options differ from those of most peers (of those under way, if any)."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

@@ -394,10 +394,7 @@ class SPSA(Checkpointed):
     # The log.
 
     def replay(self, path: str | os.PathLike[str]) -> int:
-        """Apply the logged steps that continue from this revision, before `join`, and return their number.
-
-        Raises OSError, LogError.
-        """
+        """Apply logged steps from this revision on, before `join`. Return their number. Raises OSError, LogError."""
         return self._play(step_log.read(path))
 
     def _play(self, entries: Iterable[step_log.Entry]) -> int:

@@ -297,7 +297,7 @@ def _text(
     verb = "differs" if len(wrong) == 1 else "differ"
     return (
         f"after {revision} steps the peers' states are not equal: {listed(wrong)} {verb} from {listed(others)} in "
-        f"{'; '.join(shown)}. Something changes this on one peer only, such as an optimizer step or a learning rate set "
+        f"{'; '.join(shown)}. Something changes this on one peer only, such as an optimizer step or learning rate set "
         "outside the training object, or a scheduler that is not in shared= or is stepped a different number of times. "
         "Correct that, stop the peers that are wrong, and continue the others from their state with a new "
         "communicator: peers that are started again then receive that state"

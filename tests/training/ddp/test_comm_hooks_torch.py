@@ -132,8 +132,8 @@ def test_different_hooks_refuse_the_step(master: MasterNode) -> None:
 def test_invalid_hooks_are_refused(master: MasterNode) -> None:
     returns: list[tuple[Any, type[Exception], str]] = [
         (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that never completes"),
-        (lambda _, bucket: torch.ones(1), TypeError, "must give a tensor of 74 elements, but gave 1 elements"),
-        (lambda _, bucket: None, TypeError, "but gave NoneType"),
+        (lambda _, bucket: torch.ones(1), TypeError, "must return a tensor of 74 elements, not 1 elements"),
+        (lambda _, bucket: None, TypeError, "elements, not NoneType"),
         (lambda _, bucket: bucket.average(bucket.buffer()).then(lambda _: 1 // 0), RuntimeError, "ZeroDivisionError"),
     ]
     for hook, kind, text in returns:

@@ -310,7 +310,9 @@ def test_unfrozen_parameters_refuse_the_step(master: MasterNode) -> None:
         backward(peer)
         peer.ddp.step()
 
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has a gradient of '0.weight'", "make it again")
+    assert_all_refuse(
+        peers, [partial(script, peer) for peer in peers], "has a gradient of '0.weight'", "after unfreezing"
+    )
     close(peers)
 
 
@@ -348,7 +350,9 @@ def test_moved_module_refuses_the_step(master: MasterNode) -> None:
         backward(peer)
         peer.ddp.step()
 
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has replaced the tensor 'parameter 2.weight'")
+    assert_all_refuse(
+        peers, [partial(script, peer) for peer in peers], "replaced the replicated tensor 'parameter 2.weight'"
+    )
     close(peers)
 
 

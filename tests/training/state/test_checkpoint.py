@@ -39,7 +39,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_newest_checkpoint_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for revision in (3, 20, 11):
         at(revision).save(tmp_path)
-    assert "newer than revision 11, and revision 20 will be loaded" in caplog.text
+    assert "newer than revision 11, and load would take revision 20" in caplog.text
     caplog.set_level(logging.INFO, logger="pccl.training")
     again = new()
     again.load(tmp_path)
@@ -204,7 +204,7 @@ def test_another_model_class_run_or_version_is_refused(tmp_path: Path) -> None:
     contents = tensor_file.read(path)
     manifest = {**json.loads(contents.metadata["pccl"]), "format": 9, "version": "99.0"}
     tensor_file.write(path, Contents({"pccl": json.dumps(manifest)}, contents.entries))
-    with pytest.raises(CheckpointError, match=rf"has format 9, of pccl 99.0; this is pccl {pccl.__version__}"):
+    with pytest.raises(CheckpointError, match=rf"has format 9, from pccl 99.0; this is pccl {pccl.__version__}"):
         new().load(path)
     tensor_file.write(path, Contents({}, {"weights": Entry("U8", (3,), np.zeros(3, np.uint8))}))
     with pytest.raises(CheckpointError, match="not a checkpoint"):
