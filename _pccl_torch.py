@@ -4,7 +4,7 @@ This module is outside the package because importing it must be cheap and must n
 the first process group is created.
 
 Some functions of torch.distributed are wrapped, without effect on groups of other backends. `monitored_barrier` and
-`split_group` require a certain backend of torch, or a GPU, before they call the group. `send` and `recv` do not tell
+`split_group` require a certain backend of torch, or a GPU, before they call the group. `send` and `recv` do not inform
 the group that their callers wait, which doubles the latency of small messages. torch.compile still traces torch's own
 functions.
 

@@ -10,7 +10,7 @@ which must be the same on all peers. `bucket.average` sends a tensor and returns
 
 `DDP.synchronize` completes these futures one after the other on the calling thread. Callbacks of `then` run there too,
 and may average again. If a peer loss aborts an average, the survivors first repeat it. A peer that is alone gets its
-own tensor back. All peers must call `average` the same number of times, in the same order and with equal sizes.
+own tensor back. For each bucket, all peers must call `average` equally often, in the same order, with equal sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def allreduce_hook(state: Any, bucket: GradBucket) -> Any:
-    """Average the gradients as they are. `state` is not used."""
+    """Average the gradients without compression. `state` is not used."""
     return bucket.average(bucket.buffer())
 
 

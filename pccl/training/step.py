@@ -30,7 +30,7 @@ class StepReport:
     state_tx_bytes: int
     state_rx_bytes: int
     waited_s: float
-    """Seconds that computing waited for the network."""
+    """How many seconds the computation waited for the network."""
 
 
 class GroupStep:
@@ -129,5 +129,5 @@ def as_float(name: str, given: Any) -> float:
 def _float(given: Any) -> float | None:
     try:
         return float(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, for more than one element
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last one for several elements
         return None

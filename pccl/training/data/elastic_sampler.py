@@ -4,7 +4,7 @@ The samples of all epochs, each epoch in its own order (`pccl.training.data.stre
 peer holds the same ledger of used positions (`pccl.training.data.sample_ledger`). The ledger and the members determine
 what each peer may draw next. In a step:
 
-    draw      each peer takes the next of its own positions, as many as it trains on
+    draw      each peer takes the next of its own positions, as many as it trains on in the step
     claim     all peers learn what each has trained on since its last claim, then launch the average
     commit    claims of peers in the committed average become used; positions claimed by others are reassigned
 
@@ -342,7 +342,7 @@ class ElasticSampler:
     def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
         """Claim the samples handed out since the last claim, before their average is launched. A group call.
 
-        `on_their_way` is the number of averages in flight. Raises RuntimeError as `check_step`, before it claims.
+        `on_their_way` is the number of averages in flight. Raises RuntimeError like `check_step`, before it claims.
         """
         is_repeated = self._ledger.claims > on_their_way  # an earlier claim's average was not launched
         if self.drawn or not is_repeated:

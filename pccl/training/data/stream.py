@@ -190,11 +190,11 @@ class RandomStreams:
         return np.random.Generator(self._philox(NUMBERS, step, peer))
 
     def torch(self, step: int, peer: int = 0, device: Any = "cpu") -> Any:
-        """Return a `torch.Generator` on `device`, seeded with `number(step, peer)`. Raises ValueError as `numpy`."""
+        """Return a `torch.Generator` on `device`, seeded with `number(step, peer)`. Raises ValueError like `numpy`."""
         return sys.modules["torch"].Generator(device=device).manual_seed(self.number(step, peer))
 
     def number(self, step: int, peer: int = 0) -> int:
-        """Return 63 random bits, for `torch.manual_seed` and the like. Raises ValueError as `numpy`."""
+        """Return 63 random bits, for `torch.manual_seed` and the like. Raises ValueError like `numpy`."""
         return int(self._philox(SEEDS, step, peer).random_raw()) >> 1
 
     def _philox(self, purpose: int, step: int, peer: int) -> np.random.Philox:

@@ -232,7 +232,7 @@ class DDP(Checkpointed):
         """Create a DDP with its own communicator, connect to the run at `address`, and join.
 
         Use it in a `with closing(...)` block or call `close`, which closes the communicator too. If the program ends
-        without this, it compares the last step, leaves the run, and logs an error if that fails.
+        without doing so, it compares the last step, leaves the run, and logs an error if that fails.
 
         Args:
             address: The master's address; None uses the environment variable PCCL_MASTER.
@@ -240,7 +240,7 @@ class DDP(Checkpointed):
             options: Options of the constructor.
 
         Raises:
-            PCCLError: As `Communicator.connect` and `join`. INVALID_ARGUMENT: no address. INVALID_USAGE: this thread
+            PCCLError: From `Communicator.connect` and `join`. INVALID_ARGUMENT: no address. INVALID_USAGE: this thread
                 has another DDP in that run.
         """
         address = address or os.environ.get("PCCL_MASTER")
@@ -332,7 +332,7 @@ class DDP(Checkpointed):
                 peers or on none; 0 excludes a peer. Weighted gradients are sent after the backward pass.
 
         Raises ValueError if the weight is negative, not finite, or differs from an earlier call in this step;
-        PCCLError as `step`.
+        PCCLError like `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
@@ -364,7 +364,7 @@ class DDP(Checkpointed):
                 cleared: a peer refused the step. INVALID_USAGE on this peer: `join` was not called, or an earlier step
                 was interrupted or failed in the optimizer; close, and create a new communicator and DDP.
             DivergenceError: Replicated state differs between peers.
-            ValueError: As `synchronize`.
+            ValueError: See `synchronize`.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")

@@ -220,7 +220,7 @@ class GradBucket:
         return self._number == self._count - 1
 
     def buffer(self) -> Any:
-        """Return all gradients in a flat, read-only tensor."""
+        """Return all gradients in a flat tensor, which must not be written."""
         return self.bucket.flat
 
     def gradients(self) -> list[Any]:

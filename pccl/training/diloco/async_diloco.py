@@ -52,7 +52,7 @@ def _fragments(replica: Replica, count: int) -> list[Fragment]:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An average in flight."""
+    """A fragment's average in flight."""
 
     fragment: Fragment
     vector: Vector
@@ -136,7 +136,7 @@ class AsyncDiLoCo(OuterLoop):
             gradient = self._gradient[:count]
             part.difference(self._start[:count] if landing is fragment else outer, gradient)
             with step.waiting():
-                # Keep this order: a peer that must relaunch an aborted average cannot wait in a group call before it.
+                # This order matters: no peer may wait in a group call while others relaunch an aborted average.
                 step.begin()
                 step.claim(in_flight=self._flight is not None)
                 world_size = self._land(step)

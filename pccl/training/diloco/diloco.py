@@ -277,7 +277,7 @@ class OuterLoop(Checkpointed):
     def join(self, peers_min: int = 1) -> Admission:
         """Join the run. Call it right after the communicator has connected, because the other peers wait for it.
 
-        Return when `peers_min` peers are present, or at once if others already train; all then have the same outer
+        Return when `peers_min` peers are present, or immediately if others already train; all then have the same outer
         state. Closes the communicator and raises PCCLError if the state cannot be obtained or options differ
         (INVALID_ARGUMENT).
         """
@@ -302,7 +302,7 @@ class OuterLoop(Checkpointed):
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         """Rejoin with a newly connected communicator, after the master was lost or this peer was evicted.
 
-        Inner steps that are not yet in an outer update are lost. Returns and raises the same as `join`.
+        Inner steps that are not yet in an outer update are lost. Same result and errors as `join`.
         """
         self._communicator = communicator
         self._replicated.renew(communicator)
@@ -372,7 +372,7 @@ class OuterLoop(Checkpointed):
         for name, vector in vectors:
             if vector.shape != here[name].shape:
                 raise ValueError(
-                    f"the outer state is of another model: {vector.size} parameters, not {here[name].size}"
+                    f"the outer state is from another model: {vector.size} parameters, not {here[name].size}"
                 )
         is_like_ours = codec.encode(shared) == codec.encode(here["shared"])
         is_like_ours = is_like_ours and state["revision"] == self.revision
@@ -380,8 +380,8 @@ class OuterLoop(Checkpointed):
             return
         if self.has_joined:
             raise ValueError(
-                f"the outer state is of revision {state['revision']} and not the one that all peers have, of revision "
-                f"{self.revision}: load it before the first step, or join"
+                f"the outer state, of revision {state['revision']}, is not the one that all peers have, of revision "
+                f"{self.revision}: load it before the first step, or before join"
             )
         with self._replicated.taking_up(shared):
             for name, vector in vectors:
@@ -488,7 +488,7 @@ class DiLoCo(OuterLoop):
         return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compare the state and show the outer parameters, on all peers after the last step. Raises as `outer_step`."""
+        """Compare state and show the outer parameters, on all peers after the last step. Errors as in `outer_step`."""
         with self._group_step("DiLoCo.finish") as step, step.waiting():
             self._replicated.discard()
             self._begin()

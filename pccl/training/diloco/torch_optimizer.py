@@ -137,7 +137,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return step
 
     def finish(self) -> None:
-        """Show and compare the outer parameters, on all peers after the last step. Raises as `DiLoCo.finish`."""
+        """Show and compare the outer parameters, on all peers after the last step. Errors as in `DiLoCo.finish`."""
         if self.diloco.has_joined:
             self.diloco.finish()
         else:
@@ -147,7 +147,7 @@ class DiLoCoOptimizer(Generic[Loop]):
     def count(self, amount: float) -> None:
         """Add tokens or samples to this peer's weight in the next average. Raises ValueError unless `weighted`."""
         if not self._is_weighted:
-            raise ValueError("count: only an optimizer made with weighted=True, on all peers, counts")
+            raise ValueError("count: the optimizer must be created with weighted=True, on all peers")
         self._counted += as_float("amount", amount)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

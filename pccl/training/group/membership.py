@@ -66,7 +66,7 @@ def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | Non
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """Return a short digest of what must be equal on all peers. Raises TypeError as `alike`."""
+    """Return a short digest of what must be equal on all peers. Raises TypeError like `alike`."""
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
@@ -99,8 +99,8 @@ class Membership:
         self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, right after `Communicator.connect`. Return when `peers_min` peers are present, or at once if
-        others already train; all then have the same state.
+        """Join the run, right after `Communicator.connect`. Return when `peers_min` peers are present, or
+        immediately if others already train; all then have the same state.
 
         Raises PCCLError INVALID_USAGE if an object has already joined on this communicator. Other errors close the
         communicator so that the other peers can continue.
@@ -165,7 +165,7 @@ class Membership:
 
     @contextmanager
     def step(self, func_name: str) -> Iterator[None]:
-        """Guard a group call, and record whether it was interrupted. Raises PCCLError as `require_step`."""
+        """Guard a group call, and record whether it was interrupted. Raises PCCLError like `require_step`."""
         self.require_step(func_name)
         self._was_interrupted = True
         try:

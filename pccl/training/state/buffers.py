@@ -160,7 +160,7 @@ class Buffers:
         return sum(place.version for place in (*self._floats, *self._integers))
 
     def adopt(self) -> None:
-        """Make the module's values the common ones. All peers must do so with the same values."""
+        """Make the module's values the common ones. All peers must do this, with the same values."""
         self.floats[...], self.integers[...] = self._read()
 
     def show(self) -> None:

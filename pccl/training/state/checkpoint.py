@@ -472,7 +472,7 @@ def _newest_common(held: list[list[tuple[int, str]]], path: str | os.PathLike[st
         )
     newest = max(common)
     if any(revision > newest[0] for own in held for revision, _ in own):
-        logger.warning("revision %d is the newest that all ranks of this site hold: %s", newest[0], listed)
+        logger.warning("revision %d is the newest that all ranks of this site have: %s", newest[0], listed)
     return newest
 
 

@@ -156,7 +156,7 @@ class ReplicatedState:
         self._must_align = False
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Add objects before any peer joins; this changes `infos`. Raises as the constructor. Not a group call."""
+        """Add objects before any peer joins; this changes `infos`. Raises like the constructor. Not a group call."""
         for name, each in objects.items():
             if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
                 raise TypeError(

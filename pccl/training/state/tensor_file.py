@@ -117,7 +117,7 @@ def read(path: Path) -> Contents:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata without reading the tensors or verifying the digest. Raises as `read`."""
+    """Return the metadata without reading the tensors or verifying the digest. Raises the errors of `read`."""
     with _opened(path) as file:
         return _metadata(_header(file, path), path)
 
@@ -257,7 +257,7 @@ class Shard:
 def encode(state: Any) -> tuple[bytes, dict[str, Any], dict[str, Shard]]:
     """Return the state's bytes without its tensors, the tensors by path (not copied), and the places of shards.
 
-    Raises ValueError as `codec.encode`, or if two keys have the same text or a distributed tensor has partial sums.
+    Raises ValueError like `codec.encode`, or if two keys have the same text or a distributed tensor has partial sums.
     """
     tensors: dict[str, Any] = {}
     shards: dict[str, Shard] = {}

@@ -162,7 +162,7 @@ class HeldTensors:
     state. Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
-        """The optimizer's state must exist. Raises ValueError as `state_tensors`."""
+        """The optimizer's state must exist. Raises ValueError like `state_tensors`."""
         self._optimizer = optimizer
         parameters = [(f"parameter {name}", p, p.detach()) for name, p in module.named_parameters() if p.numel()]
         self._parameters = [(p, tensor.data_ptr()) for _, p, tensor in parameters]
