@@ -135,7 +135,7 @@ class CollectiveMethods(GroupCalls):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> PCCLWork | Coalesced:
-        """Perform several `reduce_scatter_single` calls in one op."""
+        """Perform several `reduce_scatter_single` calls together."""
         what = "reduce_scatter_single_coalesced"
         opts = opts if opts is not None else ReduceScatterOptions()
         outputs, inputs = list(outputs), list(inputs)
@@ -239,7 +239,7 @@ class CollectiveMethods(GroupCalls):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> PCCLWork | Coalesced:
-        """Perform several `all_gather_single` calls in one op."""
+        """Perform several `all_gather_single` calls together."""
         what = "all_gather_single_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
         whole, given = list(outputs), list(inputs)

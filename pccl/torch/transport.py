@@ -1,4 +1,4 @@
-"""Executes a process group's ops. Only this module of the package executes ops through a communicator's private parts.
+"""Executes a process group's ops. No other module of this package uses private parts of a communicator.
 
 `Transport` launches ops on a communicator. `LocalTransport` executes the ops of a group of one rank, which are copies,
 because a communicator rejects ops with a single peer.

@@ -194,7 +194,7 @@ class ElasticSampler:
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """Return the samples drawn since the last step, which were not trained on, to be drawn again."""
+        """Put back the samples drawn since the last step, which were not trained on, to be drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()

@@ -42,7 +42,7 @@ GENESIS = "0" * 32
 class Member:
     number: int
     name: str
-    """The name of this stay of a peer in the run, unique over the run's lifetime."""
+    """The name of a peer for one stay in the run, unique over the run's lifetime."""
     block: int
 
 

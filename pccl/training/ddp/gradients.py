@@ -248,7 +248,7 @@ CommHook: TypeAlias = Callable[[Any, GradBucket], Any]
 
 
 class HookedAverage:
-    """A bucket in flight through a hook."""
+    """A bucket whose average a hook has started."""
 
     def __init__(self, bucket: GradBucket, state: Any, hook: CommHook) -> None:
         self._bucket = bucket

@@ -30,7 +30,7 @@ UNITS_MAX = SUM_MAX
 HEADROOM = 8
 """The factor by which a tensor's largest element can grow before its grid becomes coarser."""
 EPSILONS_MIN = 16
-"""The largest element's assumed minimum, in perturbations, for tensors that start at or near zero."""
+"""The assumed minimum of a tensor's largest element, in perturbations, for tensors that start near zero."""
 EXPONENT_MIN = -126
 ROUNDING_TENSOR = 2**32 - 1
 """The tensor number for the random numbers used in rounding; no tensor has it."""
@@ -41,7 +41,7 @@ class Grid:
 
     @default_environment()
     def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
-        """Choose the quanta and round elements and `epsilon` to them. Raises ValueError if not finite or too large."""
+        """Choose the quanta and round elements and `epsilon` to them. Raises ValueError for unsuitable elements."""
         self._tensors = [HostElements(each) if isinstance(each, np.ndarray) else each for each in tensors]
         self._epsilon = epsilon
         self._seed = seed
@@ -206,7 +206,7 @@ def add_torch_signs(
     directions: Sequence[int],
     amounts: Sequence[int],
 ) -> None:
-    """Add multiples of random signs in place, the same bits as `pccl.signs.add_signs`."""
+    """Add multiples of random signs in place, with the same bits as `pccl.signs.add_signs`."""
     if sum(map(abs, amounts)) > SUM_MAX:
         raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)
