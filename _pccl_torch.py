@@ -1,15 +1,15 @@
-"""Makes "pccl" known to torch.distributed, at the end of every `import torch` (entry-point group `torch.backends`).
+"""Registers "pccl" with torch.distributed at the end of every `import torch` (entry-point group `torch.backends`).
 
-It is a module outside the package because it must be cheap and must not fail: pccl itself is imported when the first
-process group is made.
+This module is outside the package because importing it must be cheap and must not fail. pccl itself is imported when
+the first process group is created.
 
-Some functions of torch.distributed are wrapped; for groups of other backends they are unchanged. `monitored_barrier`
-and `split_group` require one of torch's own backends by name, or a GPU, before they call the group. `send` and `recv`
-do not pass on that their callers wait, which doubles the time of a small one. torch.compile traces torch's own
+Some functions of torch.distributed are wrapped, without effect on groups of other backends. `monitored_barrier` and
+`split_group` require a certain backend of torch, or a GPU, before they call the group. `send` and `recv` do not inform
+the group that their callers wait, which doubles the latency of small messages. torch.compile still traces torch's own
 functions.
 
-torch.compile cannot trace pccl's code: `outside_graphs` makes graphs break at its methods. It is here because pccl may
-be imported before or after torch, and does not import torch.
+torch.compile cannot trace pccl's code, so `outside_graphs` makes graphs break at its methods. It is in this module
+because pccl does not import torch and may be imported before or after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
 def register() -> None:
-    """Register the backend, unless it is registered already. A failure is a warning."""
+    """Register the backend unless it is already registered. A failure only causes a warning."""
     try:
         _skip_all()
         from torch import distributed
@@ -37,7 +37,7 @@ def register() -> None:
         if not distributed.is_available() or NAME.upper() in distributed.Backend._plugins:
             return
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))
-        # torch 2.15 would attach its own flight recorder, which groups that are written in Python cannot have.
+        # torch 2.15 would attach its own flight recorder, which groups written in Python do not support.
         recording: set[str] = getattr(distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
         recording.add(NAME)
         _extend(distributed, "monitored_barrier", _monitored_barrier)
@@ -45,7 +45,7 @@ def register() -> None:
         _extend(distributed, "send", _send)
         _extend(distributed, "recv", _recv)
     except Exception as error:
-        warnings.warn(f"torch.distributed does not take pccl as a backend: {error!r}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"cannot register pccl as a torch.distributed backend: {error!r}", RuntimeWarning, stacklevel=2)
 
 
 def require_torch(version: str) -> None:
@@ -53,7 +53,7 @@ def require_torch(version: str) -> None:
     numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdigit())
     if len(numbers) == 2 and numbers < TORCH_MIN:
         least = ".".join(map(str, TORCH_MIN))
-        raise ImportError(f"pccl as a backend of torch.distributed needs torch {least} or later, and this is {version}")
+        raise ImportError(f"pccl as a torch.distributed backend needs torch {least} or later, but this is {version}")
 
 
 def _create(options: Any, _: Any) -> Any:
@@ -61,7 +61,7 @@ def _create(options: Any, _: Any) -> Any:
     from pccl.torch.process_group import ProcessGroupPCCL
 
     if _unskipped:
-        text = f"torch.compile may fail at calls of pccl in this release of torch ({_unskipped[0]})"
+        text = f"torch.compile may fail at calls to pccl in this release of torch ({_unskipped[0]})"
         warnings.warn(f"{text}; wrap them with torch.compiler.disable", RuntimeWarning, stacklevel=2)
     ranks = list(options.global_ranks_in_group)
     return ProcessGroupPCCL(
@@ -80,7 +80,7 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Make a function of torch.distributed call `ours`, with itself as the first argument."""
+    """Replace a function of torch.distributed by `ours`, which gets the original as its first argument."""
     from torch.compiler import is_dynamo_compiling
 
     theirs = getattr(distributed.distributed_c10d, name, None)
@@ -97,7 +97,7 @@ def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
 
 
 def _of_pccl(group: Any) -> Any:
-    """Return the group, or the default one if it is None, if it is one of pccl; else None."""
+    """Return the group (None: the default group) if it is a pccl group, otherwise None."""
     if group is None and (c10d := _c10d()).is_initialized():
         group = c10d._get_default_group()
     return group if hasattr(group, "monitored_barrier") and getattr(group, "is_of_pccl", False) else None
@@ -132,7 +132,7 @@ def _recv(theirs: Any, tensor: Any, src: Any = None, group: Any = None, tag: int
 
 
 def _rank_in(c10d: Any, group: Any, global_rank: Any, group_rank: Any) -> Any:
-    """Return the rank within a group, as torch computes it."""
+    """Return the rank within a group, computed as in torch."""
     if group_rank is None:
         known = c10d._world.pg_group_ranks.get(group, {}).get(global_rank)
         if known is not None:
@@ -155,7 +155,7 @@ def _seen_by_others() -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether no `__torch_function__` handles the tensor."""
+    """Return whether the tensor has no `__torch_function__` override."""
     return hasattr(tensor, "data_ptr") and not _seen_by_others()(tensor)
 
 
@@ -171,27 +171,27 @@ def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *a
 # torch.compile.
 
 _codes: set[types.CodeType] = set()
-"""Code given to `outside_graphs` that is not yet marked in torch."""
+"""Code passed to `outside_graphs` that torch does not skip yet."""
 _unskipped: list[str] = []
-"""Why code could not be marked in torch."""
+"""The errors that kept torch from skipping code."""
 
 
 def outside_graphs(kind: Kind) -> Kind:
-    """Make graphs of torch.compile break at a function, or at all methods of a class but `__call__`. A decorator.
+    """Decorator that makes torch.compile's graphs break at a function, or at a class's methods except `__call__`.
 
-    `torch.compiler.disable` does the same, but imports the compiler, which takes a second, and slows each call down.
+    `torch.compiler.disable` does the same, but imports the compiler, which takes a second, and slows down each call.
     """
     functions: list[Any] = _methods(kind) if isinstance(kind, type) else [kind]
     for function in functions:
         function._torchdynamo_disable = True
         _codes.update(_codes_of(function))
-    if hasattr(sys.modules.get("torch"), "compiler"):  # else it is imported later, or at this moment
+    if hasattr(sys.modules.get("torch"), "compiler"):  # otherwise torch is imported later or is being imported now
         _skip_all()
     return kind
 
 
 def _methods(kind: type) -> list[Any]:
-    """Return the functions of a class and of its bases in pccl, and those behind properties."""
+    """Return the functions of a class and of its bases in pccl, including property getters."""
     found = []
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] == "pccl":
@@ -203,7 +203,7 @@ def _methods(kind: type) -> list[Any]:
 
 
 def _codes_of(function: Any) -> set[types.CodeType]:
-    """Return the code of a function of pccl, of what it wraps, and of all functions within these."""
+    """Return the code of a pccl function, of functions it wraps, and of all functions nested in these."""
     found: set[types.CodeType] = set()
     open_codes = []
     while function is not None:
@@ -218,7 +218,7 @@ def _codes_of(function: Any) -> set[types.CodeType]:
 
 
 def _skip_all() -> None:
-    """Make torch skip the frames of all code that is outside graphs, and of what they call."""
+    """Make torch skip all frames of the code in `_codes`, and the frames that they call."""
     try:
         evaluation = sys.modules["torch"]._C._dynamo.eval_frame
         skip = evaluation._FrameAction.SKIP

@@ -15,20 +15,20 @@ from pccl.runtime.threads import portal
 logger = logging.getLogger("pccl.torch")
 
 IDLE_S = 2.0
-"""Seconds without a call after which a progress thread ends."""
+"""The number of seconds without a call after which a progress thread ends."""
 AGAIN_S = 1.0
-"""Seconds between two attempts to abort a work after its deadline."""
+"""The number of seconds between two attempts to abort a work after its deadline."""
 SLEEP_S_MAX = 3600.0
 
 Call = Callable[[], None]
 
 
 class Progress:
-    """Threads that make calls in the order of `later`: copies, and callbacks of futures. Thread-safe.
+    """Threads that run calls (copies and callbacks of futures) in the order passed to `later`. Thread-safe.
 
-    A callback may wait for another call of the group, so another thread is started whenever more calls are waiting than
-    threads are free. The end of the program waits for calls in progress: a thread that returns from C++ into an
-    interpreter that is gone aborts the process.
+    A callback may wait for another call of the group, so another thread starts whenever more calls are waiting than
+    threads are free. The program's exit waits for calls in progress, because a thread that returns from C++ after the
+    interpreter has been finalized aborts the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,15 +36,15 @@ class Progress:
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._waiting = 0
-        """Calls that no thread has taken."""
+        """The number of calls that no thread has taken."""
         self._free = 0
-        """Threads that take another call, or are about to: never fewer than `_waiting`."""
+        """The number of threads that wait for a call or will do so soon; never less than `_waiting`."""
         self._is_stopped = False
         self._threads: set[threading.Thread] = set()
         portal.on_exit_drain(self)
 
     def later(self, call: Call) -> None:
-        """Make `call` soon."""
+        """Run `call` soon in a progress thread."""
         with self._lock:
             self._waiting += 1
             if self._waiting > self._free:
@@ -63,7 +63,7 @@ class Progress:
             self._calls.put(None)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all calls are made and the threads have ended. Log what is left after the timeout."""
+        """Wait until all calls are done and the threads have ended. Log the number left after the timeout."""
         self.stop()
         ends_s = time.monotonic() + timeout_s
         with self._lock:
@@ -72,7 +72,7 @@ class Progress:
             thread.join(max(0.0, ends_s - time.monotonic()))
         left = sum(thread.is_alive() for thread in threads)
         if left:
-            text = "%s: the program ends while %d callbacks of futures are in progress, or what they wait for"
+            text = "%s: the program ends while %d callbacks of futures are still in progress or waiting"
             logger.warning(text, self._name, left)
 
     def _run(self) -> None:
@@ -107,22 +107,22 @@ def _make(call: Call) -> None:
     try:
         call()
     except Exception:
-        logger.exception("a call of a process group's progress thread failed")
+        logger.exception("a call in a process group's progress thread failed")
 
 
 class Deadlines:
-    """Aborts works after their deadlines, also those that no thread waits for, e.g. DDP's. Thread-safe."""
+    """Aborts works after their deadlines, even if no thread waits for them, as in DDP. Thread-safe."""
 
     def __init__(
         self, name: str, watched: Callable[[], Sequence[Any]], expire: Callable[[Sequence[Any]], None]
     ) -> None:
-        """Works have a `deadline_s`. `expire(works)` aborts some, in the order of their deadlines, without blocking."""
+        """Works have a `deadline_s`. `expire(works)` aborts the given works in order of deadline, without blocking."""
         self._name = name
         self._watched = watched
         self._expire = expire
         self._changed = threading.Condition(threading.Lock())
         self._wake_at = math.inf
-        """When the thread looks at the works, by the monotonic clock."""
+        """The monotonic time at which the thread next checks the works."""
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 

@@ -1,13 +1,13 @@
-"""How the ranks of a process group find each other: from a c10d store to a connected communicator.
+"""Connects the ranks of a process group, given a c10d store, to a communicator.
 
-1. The first rank starts a master and writes its address and a random token into the store. In groups of three and more,
+1. The first rank starts a master and writes its address and a random token into the store. In groups of three or more,
    the next ranks start standbys.
-2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then tells each rank
-   which peer has which rank.
-3. The first rank deletes what it wrote, since the same group may be formed again with the same store. A rank that finds
-   the record of a dead rank cannot connect, and reads again.
-4. A rank that loses its masters before all ranks are there retries until its timeout.
-5. With PCCL_MASTER in the environment the default group joins that run instead, and starts no master.
+2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then gives the mapping
+   from peers to ranks.
+3. The first rank deletes its record, because the same group may be formed again with the same store. A rank that reads
+   the record of a dead rank fails to connect and reads the store again.
+4. A rank that loses its masters before all ranks are connected retries until its timeout.
+5. If PCCL_MASTER is set in the environment, the default group joins that run and does not start a master.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 RETRY_S = 0.05
 LEAVE_S = 1.0
-"""Seconds that a leaving rank waits until the others know."""
+"""How many seconds a leaving rank waits for the others to learn of it."""
 LOST_MASTER_S = 5.0
-"""Seconds that survivors of the rank with the master look for it or for a standby."""
+"""How many seconds ranks that lost the master look for it or for a standby."""
 LOST_PARTNER_S = 1.0
-"""The same in a group of two, which has no standby."""
+"""The same limit in a group of two, which has no standby."""
 STANDBYS = 2
 PAUSE_S_MIN = 0.001
 PAUSE_S_MAX = 0.1
-"""Seconds between two queries of a store; they grow from the first value to the second."""
+"""The pause between two queries of a store grows from the first value to the second."""
 
 
 class _Record(NamedTuple):
-    """What the first rank writes into the store."""
+    """The record that the first rank writes into the store."""
 
     address: str
     token: str
@@ -70,14 +70,14 @@ class Meeting(NamedTuple):
     peers: tuple[int, ...]
     """The peer number of each rank."""
     ring: tuple[int, ...]
-    """The peers in the order of the run when the group was formed."""
+    """The peers in the run's order when the group was formed."""
     hosting: Hosting | None
-    """Masters of the group in this process."""
+    """The group's master or standby in this process."""
     is_own_run: bool = False
     """Whether the group's first rank runs the master."""
 
     def leave(self, reason: str) -> None:
-        """Leave the run and send the reason to the others. Masters stop later, after the others have left."""
+        """Leave the run and send the reason to the others. A master in this process stops some seconds later."""
         try:
             self.communicator.close(timeout=LEAVE_S, reason=reason)
         except PCCLError as error:
@@ -89,7 +89,7 @@ class Meeting(NamedTuple):
 
 
 def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool) -> Meeting:
-    """Connect to the other ranks of a group. Raises DistStoreError, PCCLError: ranks do not appear in time."""
+    """Connect to the other ranks of a group. Raises DistStoreError or PCCLError if ranks do not appear in time."""
     rank = names.rank
     deadline_s = time.monotonic() + timeout_s
     known = os.environ.get(MASTER_VARIABLE, "") if is_default else ""
@@ -123,7 +123,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
 
 
 def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
-    """Return a connected communicator. None: its masters were lost, and time is left. PCCLError."""
+    """Return a connected communicator, or None if its masters were lost and time is left. Raises PCCLError."""
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
     communicator = Communicator(masters, token=token_of(token), master_timeout=patience_s, place=rank)
     try:
@@ -139,7 +139,7 @@ def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float
 
 
 def _standby_ranks(size: int) -> range:
-    """Return the ranks with a standby. Groups of two have none: one survivor is not a majority."""
+    """Return the ranks with a standby. Groups of two have none because one survivor is not a majority."""
     return range(1, min(STANDBYS, size - 1) + 1) if size > 2 else range(0)
 
 
@@ -148,7 +148,7 @@ def _standby_keys(token: str, size: int) -> dict[str, int]:
 
 
 def _masters(store: Any, record: _Record, size: int) -> str:
-    """Return the addresses of all masters as this process dials them. The standbys must have started."""
+    """Return the addresses at which this process reaches all masters. The standbys must have started."""
     found = [record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))]
     return ",".join(as_seen_from_here(each, host_of(store)) for each in found)
 
@@ -158,9 +158,9 @@ def _is_replaced(store: Any, record: _Record) -> bool:
 
 
 def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
-    """Return a connected communicator, and the standby of this rank, if it has one.
+    """Return a connected communicator and this rank's standby, if it has one.
 
-    The store is read again after each failure, because its record may be of a dead rank.
+    The store is read again after each failure, because its record may be from a dead rank.
     """
     rank = names.rank
     record: _Record | None = None
@@ -193,26 +193,26 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
     found = communicator.wait_for_peers(size, timeout=_left_s(deadline_s))
     if found < size:
-        text = f"the run has gone on with {found} peers before {size} ranks have come: is another job in it?"
+        text = f"the run continued with {found} peers before {size} ranks had joined: is another job in it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
 
 
 def exchange(
     communicator: Communicator, rank: int, size: int, deadline_s: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the peer number of each rank, and these peers in the order of the run."""
+    """Return the peer number of each rank, and these peers in the run's order."""
     info = communicator.all_gather(np.array([rank, size]), timeout=_left_s(deadline_s))
     said = [(int(one), int(its_size)) for one, its_size in info.array]
     if sorted(said) != [(each, size) for each in range(size)]:
         found = ", ".join(f"rank {one} of {its_size}" for one, its_size in said)
-        text = f"the run has {found}, and not each of {size} ranks once: is another job in it?"
+        text = f"the run has {found}, instead of each of {size} ranks once: is another job in it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
     ring = info.membership.peers
     return tuple(peer for _, peer in sorted(zip(said, ring, strict=True))), ring
 
 
 def host_of(store: Any) -> str:
-    """Return the host of a TCPStore; empty for other stores."""
+    """Return the host of a TCPStore, or "" for other stores."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(getattr(store, "host", "") or "")
@@ -226,15 +226,15 @@ def wait_for_ranks(
     is_moot: Callable[[], bool] = lambda: False,
     action: str = "",
 ) -> bool:
-    """Return True when the store has all keys; False when `is_moot()`.
+    """Return True once the store has all keys, or False once `is_moot()` returns True.
 
     Args:
         rank_of: The rank that sets each key.
         action: The operation that sets the keys, for warnings and errors, which name the missing ranks.
 
-    Raises DistStoreError: at the deadline.
+    Raises DistStoreError at the deadline.
     """
-    action = action or f"making {names.group}"
+    action = action or f"forming {names.group}"
     began = time.monotonic()
     wait = LongWait(action, began)
     missing, now, pause_s = list(rank_of.values()), began, PAUSE_S_MIN
@@ -247,7 +247,7 @@ def wait_for_ranks(
         have = "has" if len(missing) == 1 else "have"
         if now >= deadline_s:
             text = f"{action} timed out on {names.of(names.rank)} after {now - began:.1f} s: {ranks} {have}"
-            raise DistStoreError(f"{text} not called it, or cannot reach the store")
+            raise DistStoreError(f"{text} not called it or cannot reach the store")
         if wait.is_due(now):
             waits_for = f"{ranks}, which {have} not called it"
             logger.warning("%s", wait.warning(now, waits_for, "look at what the program does there"))
@@ -262,24 +262,24 @@ def _left_s(deadline_s: float) -> float:
     return max(0.0, deadline_s - time.monotonic())
 
 
-# Masters in the processes of a group: the first rank of a world hosts its master, the next ones standbys. A master must
-# outlive its process's membership: the other ranks may still need its verdict on calls in flight. So it is *retired*.
+# The first rank of a world hosts its master, and the next ranks host standbys. A master must outlive its process's
+# membership because the other ranks may still need its verdict on calls in flight. So it is *retired*: stopped later.
 
 LOOPBACK = "127.0.0.1"
 LISTEN = "[::]:0"
-"""All interfaces: the ranks on this machine may dial loopback, the others another address."""
+"""All interfaces, because ranks on this machine may use loopback and others another address."""
 LINGER_S = 10.0
-"""Seconds until a retired master stops."""
+"""The number of seconds until a retired master stops."""
 STANDBY_LINGER_S = 3.0
-"""The same for a standby: it is needed only if the master is lost as well, and logs warnings about a lost master."""
+"""The same for a standby. It is shorter: a standby is needed only if the master is lost, and logs warnings then."""
 
 
 def advertised_host(towards: str = "") -> str:
-    """Return the host that other processes can dial.
+    """Return a host at which other processes can reach this one.
 
     In this order: PCCL_ADVERTISE; the source address towards the host `towards`; the address of this machine's name;
-    the source address towards the internet; the loopback address. A loopback address towards `towards` means that it
-    is this machine; readers replace it by `towards` as they see it (`as_seen_from_here`).
+    the source address towards the internet; the loopback address. If the source address towards `towards` is loopback,
+    `towards` is this machine; readers then substitute the host by which they know it (`as_seen_from_here`).
     """
     given = os.environ.get("PCCL_ADVERTISE", "")
     if given:
@@ -291,8 +291,8 @@ def advertised_host(towards: str = "") -> str:
 
 
 def as_seen_from_here(address: str, store_host: str) -> str:
-    """Return an address from the store at `store_host` as this process dials it: a loopback address there means the
-    store's machine."""
+    """Return the form in which this process can use an address from the store at `store_host`, where a loopback address
+    means the store's machine."""
     host, port = addresses.parse(address)
     if store_host and not addresses.is_loopback(store_host):
         (host,) = addresses.reachable([host], store_host)
@@ -300,31 +300,31 @@ def as_seen_from_here(address: str, store_host: str) -> str:
 
 
 def token_of(given: str) -> str:
-    """Return the token of a world: PCCL_TOKEN, which is never sent, or else the one from the store."""
+    """Return a world's token: PCCL_TOKEN if set, which is never sent, otherwise the one from the store."""
     return os.environ.get("PCCL_TOKEN") or given
 
 
 class Hosting:
-    """A master, or a standby, of a process group in this process."""
+    """A process group's master or standby in this process."""
 
     def __init__(self, host: str, token: str, *, founders: int = 1, standby_of: str = "") -> None:
-        """Start the master of a run with this number of founders, or a standby of a master. PCCLError.
+        """Start the master of a run with this number of founders, or a standby of a master. Raises PCCLError.
 
-        `host`: the host that others dial.
+        `host` is the host at which others reach it.
         """
         role: dict[str, Any] = {"standby_of": standby_of} if standby_of else {"founders": founders}
         self._node = MasterNode(LISTEN, token=token_of(token), daemon=True, **role)
         self._linger_s = STANDBY_LINGER_S if standby_of else LINGER_S
         self._node.run()
         self.address = addresses.join(host, addresses.parse(self._node.address)[1])
-        """The "host:port" for others."""
+        """The "host:port" at which other processes reach it."""
 
     def retire(self, after_s: float | None = None) -> None:
-        """Stop the master after some seconds; None: after its linger time."""
+        """Stop the master after some seconds, by default after its linger time."""
         timer = threading.Timer(self._linger_s if after_s is None else after_s, self._stop)
         timer.daemon = True
         timer.start()
 
     def _stop(self) -> None:
-        with suppress(PCCLError):  # it stops later, or with the process
+        with suppress(PCCLError):  # it then stops later, or with the process
             self._node.interrupt()

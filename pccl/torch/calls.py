@@ -1,4 +1,4 @@
-"""What all methods of a process group share: they turn a call into a work, and coalesce works."""
+"""The base of all process group methods, which turns calls into works and coalesces them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pccl.torch.work import PCCLWork, seconds
 
 
 class Coalescing(threading.local):
-    """The calls of each thread between `_start_coalescing` and `_end_coalescing`; None outside."""
+    """The calls of each thread between `_start_coalescing` and `_end_coalescing`, or None outside."""
 
     batch: list[PCCLWork] | None = None
 
 
 @outside_graphs
 class Coalesced(TorchWork):  # type: ignore[misc]
-    """Several works as one. Thread-safe."""
+    """Several works combined into one. Thread-safe."""
 
     def __init__(self, works: Sequence[PCCLWork]) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class Coalesced(TorchWork):  # type: ignore[misc]
 
 
 OVER = Coalesced([])
-"""A work that is over."""
+"""A completed work."""
 
 
 class GroupCalls:
-    """State of a process group that its methods use."""
+    """The state that a process group's methods share."""
 
     _rank: int
     _size: int
@@ -76,7 +76,7 @@ class GroupCalls:
     _specs: OpSpecs
     _scheduler: Scheduler
     _work_type: type[PCCLWork] = PCCLWork
-    """Class of the works. torchft needs a class of its own."""
+    """The class of the works. torchft needs its own class."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -84,7 +84,7 @@ class GroupCalls:
 
     def __init__(self) -> None:
         self._order = threading.Lock()
-        """Held while a call enters its queue, so that the calls of several threads have one order."""
+        """Held while a call enters its queue, to order the calls of several threads."""
         self._coalescing = Coalescing()
 
     def _call(
@@ -98,13 +98,13 @@ class GroupCalls:
         outputs: Sequence[Tensor] | None = None,
         is_barrier: bool = False,
     ) -> PCCLWork | Coalesced:
-        """Make a collective. Returns its work; of a waiting caller in a coalesced batch: a work that is over.
+        """Call a collective. Return its work, or a completed one if a waiting caller coalesces calls.
 
         Args:
             options: c10d's options, with the timeout and (`asyncOp`) whether the caller continues without waiting.
-            plan: Returns the plan of the call for the group's specs, a tag, and `arguments`.
+            plan: Returns the call's plan, given the group's specs, a tag and `arguments`.
             tensors: The result of the work.
-            inputs, outputs: What the call reads and writes; by default, `tensors`.
+            inputs, outputs: The tensors that the call reads and writes; `tensors` by default.
             is_barrier: Whether all earlier collectives must be over first.
         """
         scheduler, work = self._scheduler, None
@@ -142,11 +142,11 @@ class GroupCalls:
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._coalescing.batch is not None:
-            raise ArgumentError("ProcessGroupPCCL::_start_coalescing: the calls of this thread are being coalesced")
+            raise ArgumentError("ProcessGroupPCCL::_start_coalescing: this thread is already coalescing calls")
         self._coalescing.batch = []
 
     def _end_coalescing(self, device: Any = None) -> Coalesced:
-        """Return a work that is over when all calls since `_start_coalescing` are."""
+        """Return a work that is over once all calls since `_start_coalescing` are."""
         batch, self._coalescing.batch = self._coalescing.batch, None
         if batch is None:
             raise ArgumentError("ProcessGroupPCCL::_end_coalescing: _start_coalescing was not called in this thread")

@@ -1,7 +1,7 @@
-"""The collectives of a process group as c10d calls them: signatures and checks. `collectives` plans them.
+"""The collectives of a process group with c10d's signatures and checks. `collectives` plans them.
 
-A method with several signatures tells them apart by what it is given: a list of tensors and an options object, or one
-tensor and keyword arguments. The texts of errors have the words of c10d's own backends, which programs look for.
+A method with several signatures distinguishes them by the arguments: a list of tensors and an options object, or one
+tensor and keyword arguments. Error texts use the words of c10d's own backends because programs match them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from pccl.torch.work import PCCLWork
 
 
 class CollectiveMethods(GroupCalls):
-    """The methods for collectives. Each returns a work, unless it was waited for together with others."""
+    """The methods for collectives. Each returns a work."""
 
     # Reductions.
 
     def allreduce(
         self, tensors: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
     ) -> PCCLWork | Coalesced:
-        """Reduce a tensor of each rank, in place. Sparse tensors can be summed up."""
+        """Reduce a tensor from each rank in place. Sparse tensors can only be summed."""
         what = "allreduce"
         opts, op = _options(opts, op, AllreduceOptions, timeout)
         given = _listed(tensors)
@@ -64,7 +64,7 @@ class CollectiveMethods(GroupCalls):
         return self._call(what, opts, collectives.all_reduce, (given, how), given)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork | Coalesced:
-        """Reduce several tensors of each rank, in place."""
+        """Reduce several tensors from each rank in place."""
         what = "allreduce_coalesced"
         opts = opts if opts is not None else AllreduceCoalescedOptions()
         given = list(tensors)
@@ -83,7 +83,7 @@ class CollectiveMethods(GroupCalls):
         *,
         root: int = 0,
     ) -> PCCLWork | Coalesced:
-        """Reduce a tensor of each rank into the root's. The others' tensors stay as they are."""
+        """Reduce a tensor from each rank into the root's. Other ranks' tensors are unchanged."""
         what = "reduce"
         is_bare = opts is None or isinstance(opts, int)
         opts = _with_root(opts, ReduceOptions, root, timeout)
@@ -104,7 +104,7 @@ class CollectiveMethods(GroupCalls):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
     ) -> PCCLWork | Coalesced:
-        """Reduce lists of tensors, one tensor for each rank."""
+        """Reduce lists that hold one tensor for each rank, and scatter the results."""
         what = "reduce_scatter"
         opts, op = _options(opts, op, ReduceScatterOptions, timeout)
         if isinstance(outputs, torch.Tensor):
@@ -123,7 +123,7 @@ class CollectiveMethods(GroupCalls):
         return self._call(what, opts, collectives.reduce_scatter_lists, (output, given, how), [output], given)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
-        """Reduce a tensor that has a part for each rank."""
+        """Reduce a tensor that has a part for each rank, and scatter the parts."""
         what = "reduce_scatter_single"
         opts = opts if opts is not None else ReduceScatterOptions()
         self._require_parts(what, given, output, "input", "output")
@@ -135,7 +135,7 @@ class CollectiveMethods(GroupCalls):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> PCCLWork | Coalesced:
-        """Do several `reduce_scatter_single` at once."""
+        """Perform several `reduce_scatter_single` calls together."""
         what = "reduce_scatter_single_coalesced"
         opts = opts if opts is not None else ReduceScatterOptions()
         outputs, inputs = list(outputs), list(inputs)
@@ -155,8 +155,8 @@ class CollectiveMethods(GroupCalls):
         if whole.numel() != part.numel() * self._size:
             raise fail(
                 what,
-                f"{whole_role} tensor size must be equal to world_size times {part_role} tensor size: it has "
-                f"{whole.numel()} elements, the other {part.numel()}, and there are {self._size} ranks",
+                f"{whole_role} tensor size must be equal to world_size times {part_role} tensor size: they have "
+                f"{whole.numel()} and {part.numel()} elements, with {self._size} ranks",
             )
         require_dense(what, [whole, part])
         require_apart(what, [whole if whole_role == "output" else part])
@@ -166,7 +166,7 @@ class CollectiveMethods(GroupCalls):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
     ) -> PCCLWork | Coalesced:
-        """Give all ranks the root's tensor, in place."""
+        """Copy the root's tensor to all ranks, in place."""
         what = "broadcast"
         opts = _with_root(opts, BroadcastOptions, root, timeout)
         given = _listed(tensors)
@@ -182,7 +182,7 @@ class CollectiveMethods(GroupCalls):
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> PCCLWork | Coalesced:
-        """Give all ranks the tensors of all, in lists."""
+        """Gather the tensors of all ranks into lists on every rank."""
         what = "allgather"
         opts = _with_timeout(opts, AllgatherOptions, timeout)
         if isinstance(inputs, torch.Tensor):
@@ -203,7 +203,7 @@ class CollectiveMethods(GroupCalls):
         return self._call(what, opts, collectives.all_gather_lists, (lists, given), given, given, flat)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
-        """Give all ranks the tensors of all, one behind the other."""
+        """Gather the tensors of all ranks, concatenated, on every rank."""
         what = "all_gather_single"
         opts = opts if opts is not None else AllgatherOptions()
         self._require_parts(what, output, given, "output", "input")
@@ -214,7 +214,7 @@ class CollectiveMethods(GroupCalls):
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> PCCLWork | Coalesced:
-        """Give all ranks several tensors of all: a list for each rank."""
+        """Gather several tensors from all ranks on every rank, as one list per source rank."""
         what = "allgather_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
         lists, given = [list(each) for each in output_lists], list(inputs)
@@ -239,7 +239,7 @@ class CollectiveMethods(GroupCalls):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> PCCLWork | Coalesced:
-        """Do several `all_gather_single` at once."""
+        """Perform several `all_gather_single` calls together."""
         what = "all_gather_single_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
         whole, given = list(outputs), list(inputs)
@@ -260,7 +260,7 @@ class CollectiveMethods(GroupCalls):
         *,
         root: int = 0,
     ) -> PCCLWork | Coalesced:
-        """Give the root the tensors of all, in a list."""
+        """Gather the tensors of all ranks into a list on the root."""
         what = "gather"
         opts = _with_root(opts, GatherOptions, root, timeout)
         if isinstance(inputs, torch.Tensor):
@@ -284,7 +284,7 @@ class CollectiveMethods(GroupCalls):
         *,
         root: int = 0,
     ) -> PCCLWork | Coalesced:
-        """Give each rank a tensor of the root's list."""
+        """Send each rank one tensor from the root's list."""
         what = "scatter"
         opts = _with_root(opts, ScatterOptions, root, timeout)
         if isinstance(outputs, torch.Tensor):
@@ -323,7 +323,7 @@ class CollectiveMethods(GroupCalls):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> PCCLWork | Coalesced:
-        """Send each rank a part of a tensor, and receive one from each: parts along the first dimension."""
+        """Send a part of a tensor to each rank and receive one from each, split along the first dimension."""
         what = "all_to_all_single"
         opts = _with_timeout(opts, AllToAllOptions, timeout)
         if output.dtype is not given.dtype:
@@ -342,7 +342,7 @@ class CollectiveMethods(GroupCalls):
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None, timeout: timedelta | None = None
     ) -> PCCLWork | Coalesced:
-        """Send each rank a tensor of a list, and receive one from each."""
+        """Send one tensor from a list to each rank, and receive one from each."""
         what = "alltoall"
         opts = _with_timeout(opts, AllToAllOptions, timeout)
         whole, given = list(outputs), list(inputs)
@@ -354,7 +354,7 @@ class CollectiveMethods(GroupCalls):
         return self._call(what, opts, collectives.all_to_all, (whole, given), whole, given)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | Coalesced:
-        """Wait for all ranks, and for all earlier collectives of this one."""
+        """Wait for all ranks, and for all earlier collectives of this rank."""
         opts = _with_timeout(opts, BarrierOptions, timeout)
         return self._call("barrier", opts, collectives.barrier, (), is_barrier=True)
 
@@ -364,14 +364,14 @@ def _listed(tensors: Any) -> list[Tensor]:
 
 
 def _options(opts: Any, op: Any, kind: type, timeout: timedelta | None) -> tuple[Any, Any]:
-    """Return options, and the reduction that they ask for: some callers give that in their place."""
+    """Return options and their reduction, which some callers pass in place of options."""
     if hasattr(opts, "reduceOp"):
         return opts, opts.reduceOp
     return _with_timeout(None, kind, timeout), op if opts is None else opts
 
 
 def _with_root(opts: Any, kind: type, root: int, timeout: timedelta | None) -> Any:
-    """Return options that name a root: some callers give the root in their place."""
+    """Return options with a root, which some callers pass in place of options."""
     if opts is not None and not isinstance(opts, int):
         return opts
     made = _with_timeout(None, kind, timeout)
@@ -380,7 +380,7 @@ def _with_root(opts: Any, kind: type, root: int, timeout: timedelta | None) -> A
 
 
 def _with_timeout(opts: Any, kind: type, timeout: timedelta | None) -> Any:
-    """Return options with a timeout: some callers give the timeout in their place."""
+    """Return options with a timeout, which some callers pass in place of options."""
     if opts is not None and not isinstance(opts, timedelta):
         return opts
     made: Any = kind()

@@ -1,7 +1,7 @@
-"""The collectives of c10d as steps of ops.
+"""c10d's collectives as sequences of ops (steps).
 
-Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Results go
-directly into tensors that the engine can use, and otherwise into a copy on the host, which the steps copy back.
+Each function takes checked tensors, makes the copies needed before the call, and returns a `Plan`. The engine writes
+results directly into tensors that it can use; otherwise it writes into a host copy, which the steps copy back.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pccl.torch.work import Steps
 from pccl.types import ReduceOp
 
 FOLD_BYTES_MAX = 16 << 20
-"""Bytes of all ranks' parts that one gather of a fold takes."""
+"""The maximum number of bytes, over all ranks' parts, in one gather of a fold."""
 
 
 class Plan(NamedTuple):
-    """The steps of a call, and whether they only inspect results, which the engine's thread may do."""
+    """The steps of a call. Light steps only inspect results, so the engine's thread may execute them."""
 
     steps: Steps
     is_light: bool = False
 
 
 def all_reduce(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
-    """Reduce one tensor of each rank, into all of `tensors`. Of several, this rank gives their reduction."""
+    """Reduce one tensor from each rank into all of `tensors`. Several tensors are first reduced locally."""
     tensor = tensors[0]
     host = room_for(tensor)
     given = host if host is tensor else stand_in(tensor)
@@ -96,7 +96,7 @@ def _reduced_here(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
 
 
 def all_reduce_together(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
-    """Reduce each tensor over all ranks: all of them in one op."""
+    """Reduce each tensor over all ranks, using one op for all tensors."""
     if len(tensors) == 1:
         return all_reduce(specs, tag, tensors, reduction)
     given = joined(tensors)
@@ -111,7 +111,7 @@ def all_reduce_together(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], red
 
 
 def reduce(specs: OpSpecs, tag: int, tensor: Tensor, reduction: Reduction, root: int) -> Plan:
-    """Reduce a tensor of each rank into that of the root. Those of others stay as they are."""
+    """Reduce a tensor from each rank into the root's. Other ranks' tensors are unchanged."""
     is_root = specs.rank == root
     if is_root and (reduction.fold is not None or not tensor.numel()):
         return all_reduce(specs, tag, [tensor], reduction)
@@ -133,7 +133,7 @@ def reduce(specs: OpSpecs, tag: int, tensor: Tensor, reduction: Reduction, root:
 
 
 def broadcast(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int) -> Plan:
-    """Give all ranks the contents of the root's tensor, in all of `tensors`."""
+    """Copy the root's tensor into all of `tensors` on all ranks."""
     source = tensors[root_tensor]
     host = stand_in(source) if specs.rank == root else room_for(source)
 
@@ -156,7 +156,7 @@ def barrier(specs: OpSpecs, tag: int) -> Plan:
 
 
 def all_gather(specs: OpSpecs, tag: int, output: Tensor, given: Tensor) -> Plan:
-    """Gather a tensor of each rank, one behind the other, into `output`."""
+    """Gather a tensor from each rank, concatenated, into `output`."""
     send, host = stand_in(given), room_for(output)
 
     def steps() -> Steps:
@@ -168,7 +168,7 @@ def all_gather(specs: OpSpecs, tag: int, output: Tensor, given: Tensor) -> Plan:
 
 
 def all_gather_lists(specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]) -> Plan:
-    """Gather tensors of each rank into lists: with n tensors of each, element r * n + i is tensor i of rank r."""
+    """Gather n tensors from each rank into lists, where element r * n + i is tensor i of rank r."""
     send = stand_in(given[0]) if len(given) == 1 else joined(given)
     first, count = outputs[0], send.numel() // len(given)
     is_one = len(outputs) == 1 and is_one_array(first)
@@ -177,7 +177,7 @@ def all_gather_lists(specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor
     def steps() -> Steps:
         if is_one:
             yield from all_gathered(specs, tag, send, first[0].detach().as_strided(rows, (count, 1)))
-            note_written(first[1:])  # each may have a version of its own
+            note_written(first[1:])  # each may have its own version counter
         else:
             with specs.scratch.rows(rows, send.dtype) as host:
                 yield from all_gathered(specs, tag, send, host)
@@ -190,7 +190,7 @@ def all_gather_lists(specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor
 
 
 def all_gathered(specs: OpSpecs, tag: int, send: Tensor, rows: Tensor) -> Steps:
-    """Gather an array of each rank into the rows of another, in the order of ranks."""
+    """Gather an array from each rank into the rows of another, in rank order."""
     if send.numel() == 0:
         yield specs.barrier(tag)
         return
@@ -203,7 +203,7 @@ def all_gathered(specs: OpSpecs, tag: int, send: Tensor, rows: Tensor) -> Steps:
 def all_gather_together(
     specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], result: list[Tensor]
 ) -> Plan:
-    """Gather several tensors of each rank in one op: `outputs[r][i]` becomes tensor i of rank r."""
+    """Gather several tensors from each rank in one op, so that `outputs[r][i]` becomes tensor i of rank r."""
     send = joined(given)
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype, device="cpu")
 
@@ -217,9 +217,9 @@ def all_gather_together(
 
 
 def all_gather_wholes(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
-    """Gather several tensors of each rank in one op: `outputs[i]` becomes tensor i of all ranks.
+    """Gather several tensors from each rank in one op, so that `outputs[i]` becomes tensor i of all ranks.
 
-    Those of different dtypes travel as bytes.
+    Tensors of different dtypes are sent as bytes.
     """
     is_one_dtype = all(each.dtype is given[0].dtype for each in given)
     parts = list(given) if is_one_dtype else [as_bytes(each) for each in given]
@@ -239,7 +239,7 @@ def all_gather_wholes(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given
 
 
 def reduce_scatter(specs: OpSpecs, tag: int, output: Tensor, given: Tensor, reduction: Reduction) -> Plan:
-    """Reduce `given`, which has a part for each rank, and put this rank's part of the result into `output`."""
+    """Reduce `given`, which has a part for each rank, and write this rank's part of the result to `output`."""
     send, host = stand_in(given), room_for(output)
     send = premultiplied(send, reduction.factor)
 
@@ -266,7 +266,7 @@ def _reduce_scatter(specs: OpSpecs, tag: int, send: Tensor, host: Tensor, reduct
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether two contiguous tensors have memory in common."""
+    """Return whether two contiguous tensors overlap in memory."""
     first, second = sorted((a, b), key=lambda tensor: int(tensor.data_ptr()))
     end: int = first.data_ptr() + first.numel() * first.element_size()
     start: int = second.data_ptr()
@@ -276,7 +276,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 def reduce_scatter_lists(
     specs: OpSpecs, tag: int, output: Tensor, given: Sequence[Tensor], reduction: Reduction
 ) -> Plan:
-    """Reduce a list of tensors, one for each rank, perhaps of different sizes."""
+    """Reduce a list of tensors, one for each rank and possibly of different sizes."""
     if all(each.numel() == output.numel() for each in given):
         return reduce_scatter(specs, tag, output, joined(given), reduction)
     send, host = joined(given), room_for(output)
@@ -296,7 +296,7 @@ def reduce_scatter_lists(
 def reduce_scatter_together(
     specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor], reduction: Reduction
 ) -> Plan:
-    """Do several reduce_scatters in one op."""
+    """Perform several reduce_scatters in one op."""
     rows = [stand_in(each).reshape(specs.size, -1) for each in given]
     send = torch.cat(rows, dim=1)
     send = premultiplied(send, reduction.factor)
@@ -335,23 +335,23 @@ def recv(specs: OpSpecs, tag: int, tensor: Tensor, from_: int) -> Plan:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a new flat tensor on the host with the elements of all."""
+    """Return a new flat host tensor with the elements of all tensors."""
     return torch.cat([stand_in(each).detach().reshape(-1) for each in tensors])
 
 
 def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the elements of a flat tensor into tensors, one after the other."""
+    """Copy consecutive elements of a flat tensor into tensors."""
     first = 0
     for tensor in tensors:
         put_back(tensor, flat[first : first + tensor.numel()].view(tensor.shape))
         first += tensor.numel()
 
 
-# Sparse tensors: ranks have different indices, so all get the entries of all and add them up.
+# Sparse tensors: ranks have different indices, so every rank gathers all ranks' entries and sums them.
 
 
 def require_summable(what: str, tensors: Sequence[Tensor], op: Any) -> None:
-    """Raise ArgumentError unless these are sparse tensors of one size and dtype, and are to be summed up."""
+    """Raise ArgumentError unless these are sparse tensors of equal size and dtype, and the op is SUM."""
     first = next(tensor for tensor in tensors if tensor.layout is torch.sparse_coo)
     for index, tensor in enumerate(tensors):
         if tensor.layout is not first.layout:
@@ -362,13 +362,11 @@ def require_summable(what: str, tensors: Sequence[Tensor], op: Any) -> None:
             sizes = f"expected {tuple(first.shape)}, got {tuple(tensor.shape)}"
             raise fail(what, f"invalid tensor size at index {index} ({sizes})")
     if name_of(op) != "SUM":
-        raise fail(
-            what, f"unsupported reduction operation {name_of(op)} for sparse tensors, which can be summed up only"
-        )
+        raise fail(what, f"unsupported reduction operation {name_of(op)} for sparse tensors, which can only be summed")
 
 
 def all_reduce_sparse(specs: OpSpecs, tag: int, tensors: Sequence[Tensor]) -> Plan:
-    """Sum sparse tensors up, in place."""
+    """Sum sparse tensors in place."""
     own = tensors[0]
     for each in tensors[1:]:
         own = own + each
@@ -383,7 +381,7 @@ def all_reduce_sparse(specs: OpSpecs, tag: int, tensors: Sequence[Tensor]) -> Pl
         counts = heads[:, 0].tolist()
         if not torch.equal(heads[:, 1:], shape.expand(specs.size, -1)):
             raise fail(
-                "allreduce", f"invalid tensor size: ranks have sparse tensors of the shapes {heads[:, 1:].tolist()}"
+                "allreduce", f"invalid tensor size: the ranks' sparse tensors have shapes {heads[:, 1:].tolist()}"
             )
         most = max(counts)
         total = torch.sparse_coo_tensor(
@@ -412,7 +410,7 @@ def all_reduce_sparse(specs: OpSpecs, tag: int, tensors: Sequence[Tensor]) -> Pl
 
 
 def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Return the number of elements of each rank; without splits, equal parts."""
+    """Return the number of elements for each rank, in equal parts if there are no splits."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:
@@ -427,7 +425,7 @@ def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[i
 
 
 def gather(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
-    """Give the root a tensor of each rank."""
+    """Gather a tensor from each rank on the root."""
     host = stand_in(given)
     hosts = [room_for(each) for each in outputs] if specs.rank == root else []
     if any(
@@ -446,7 +444,7 @@ def gather(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Tensor, r
 
 
 def scatter(specs: OpSpecs, tag: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
-    """Give each rank one of the root's tensors."""
+    """Send one of the root's tensors to each rank."""
     host = room_for(output)
     parts = [stand_in(each) for each in given] if specs.rank == root else []
     for rank, part in enumerate(parts):
@@ -464,7 +462,7 @@ def scatter(specs: OpSpecs, tag: int, output: Tensor, given: Sequence[Tensor], r
 
 
 def all_to_all(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
-    """Send each rank one of the given tensors, and receive one from each."""
+    """Send one of the given tensors to each rank, and receive one from each."""
     source = joined(given)
     host = torch.empty(sum(each.numel() for each in outputs), dtype=source.dtype, device="cpu")
     incoming, outgoing = [each.numel() for each in outputs], [each.numel() for each in given]
@@ -481,7 +479,7 @@ def all_to_all(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Seque
 def all_to_all_single(
     specs: OpSpecs, tag: int, output: Tensor, given: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
 ) -> Plan:
-    """Send and receive the numbers of elements of `outgoing` and `incoming`, one per rank."""
+    """Exchange parts with all ranks; `outgoing` and `incoming` hold the number of elements for each rank."""
     source, host = stand_in(given), room_for(output)
     if overlap(source, host):
         source = source.clone()

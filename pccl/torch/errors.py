@@ -1,7 +1,7 @@
-"""The exceptions of the backend, and the conversion of pccl's errors, which name peers, to errors that name ranks.
+"""The backend's exceptions, and the conversion of pccl's errors, which name peers, to errors that name ranks.
 
-torch's own backends raise RuntimeError, and some raise ValueError for wrong arguments, so the exceptions derive from
-these.
+The exceptions derive from RuntimeError, which torch's own backends raise, and ArgumentError also from ValueError, which
+some of them raise for invalid arguments.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ FATAL = frozenset(
         Result.INTERNAL_ERROR,
     }
 )
-"""Results after which a process group is unusable: a rank is lost, or may have other results."""
+"""Results after which a process group is unusable because a rank is lost or may have different results."""
 
 ADVICE = {
     Result.RANK_CONNECTION_LOST: (
-        "the operation was aborted on all survivors and its tensors are as they were. This process group cannot be "
-        "used any more: reconfigure it with the ranks that are left (torch 2.15), or destroy it and make another one"
+        "the operation was aborted on all survivors and its tensors are unchanged. This process group can no longer be "
+        "used: reconfigure it with the remaining ranks (torch 2.15), or destroy it and create another one"
     ),
     Result.MASTER_CONNECTION_FAILED: (
-        "this process group cannot be used any more: reconfigure it (torch 2.15), or destroy it and make another one"
+        "this process group can no longer be used: reconfigure it (torch 2.15), or destroy it and create another one"
     ),
     Result.TIMEOUT: (
-        "the operation timed out. It was aborted on all ranks that had called it and its tensors are as they were; "
+        "the operation timed out. It was aborted on all ranks that had called it, and its tensors are unchanged; "
         "find out why a rank is late or missing, or set a longer timeout"
     ),
 }
 
 _PEER = r"\d+\b(?: \([^()]*\))?"
 _PEERS = re.compile(rf"\b(?:peer (?P<one>{_PEER})|peers (?P<all>{_PEER}(?:(?:, | and ){_PEER})*))")
-"""One peer, or a list of peers, each perhaps followed by its process in parentheses."""
+"""One peer, or a list of peers, each optionally followed by its process in parentheses."""
 _OWN_LIMIT = re.compile(r"\. master_timeout is less than .* outlive masters")
 """Advice about a limit that the backend sets itself."""
 _ONE_OF = re.compile(r"(?:^|(?<=, )|(?<= and ))(\d+)( \([^()]*\))?")
 
 
 class ArgumentError(RuntimeError, ValueError):
-    """A wrong argument of a collective. The call has not been made: no other rank is affected."""
+    """An argument of a collective is invalid. The call was not started, so no other rank is affected."""
 
 
 class BackendError(DistBackendError):  # type: ignore[misc]
-    """An operation of a process group that failed on this rank and on all others that called it.
+    """An operation of a process group failed on this rank and on all others that called it.
 
     Attributes:
         result: The kind of failure, a `pccl.Result`.
-        lost: The global ranks that are lost, the same on all survivors. A rank that left on purpose is among them if
-            no rank was lost before.
+        lost: The global ranks that are lost, the same on all survivors. They include a rank that left on purpose if no
+            rank was lost before.
     """
 
     def __init__(self, message: str, result: Result, lost: Sequence[int] = ()) -> None:
@@ -69,7 +69,7 @@ class BackendError(DistBackendError):  # type: ignore[misc]
 
 
 class Names:
-    """The names of a group's ranks in texts."""
+    """The names of a group's ranks in messages."""
 
     def __init__(self, group: str, rank: int, global_ranks: Sequence[int], processes: Sequence[str] = ()) -> None:
         """Args:
@@ -109,14 +109,14 @@ class Names:
         return [rank for peer, rank in self._rank_of.items() if peer not in ring]
 
     def failure(self, what: str, error: PCCLError, lost: Sequence[int] = ()) -> BackendError:
-        """Return the exception of an operation that failed with an error of pccl."""
+        """Return the exception for an operation that failed with a PCCLError."""
         reason = _OWN_LIMIT.sub("", self.ranks_in(error.message))
         if error.result is Result.MASTER_CONNECTION_FAILED and self.is_first_rank_master:
             reason = f"{self.of(0)} is lost or cannot be reached; its process ran the group's master: {reason}"
             lost = lost or [0]
         advice = ADVICE.get(error.result, "")
         gone = f" ({', '.join(self.of(rank) for rank in lost)} lost)" if lost else ""
-        # Programs tell a timeout of c10d's backends by these words.
+        # Programs recognize a timeout of c10d's backends by these words.
         kind = "TIMEOUT: Timed out after waiting" if error.result is Result.TIMEOUT else error.result.name
         text = f"{what} of {self.group} failed on {self.of(self.rank)}: {kind}{gone}: {reason}"
         return BackendError(f"{text}; {advice}" if advice else text, error.result, [self.global_ranks[r] for r in lost])

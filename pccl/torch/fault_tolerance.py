@@ -1,7 +1,7 @@
-"""What a process group does when ranks are lost: c10d's fault tolerance, for `ProcessGroupPCCL`.
+"""c10d's fault tolerance for `ProcessGroupPCCL`: its behaviour when ranks are lost.
 
-Abort hooks are called before `abort` takes effect, and after the first failed call of a world. The latter happens in
-the group's progress thread, so waiting callers may get the error first.
+Abort hooks are called before `abort` takes effect, and after the first failed call in a world. In the latter case they
+run in the group's progress thread, so waiting callers may get the error first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMOTE = frozenset({Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS})
 
 
 class AbortHooks:
-    """Functions that are called when a group fails. Thread-safe."""
+    """Functions to call when a group fails. Thread-safe."""
 
     def __init__(self) -> None:
         self._hooks: dict[int, Callable[[], None]] = {}
@@ -40,16 +40,16 @@ class AbortHooks:
         self._hooks.pop(hook_id, None)
 
     def call(self) -> None:
-        """Call them in the order of their numbers. An exception of one is logged."""
+        """Call the hooks in the order of their ids, and log their exceptions."""
         for _, hook in sorted(dict(self._hooks).items()):
             try:
                 hook()
             except Exception:
-                logger.exception("an abort hook has failed")
+                logger.exception("an abort hook failed")
 
 
 class FaultTolerance(GroupCalls):
-    """The methods of `ProcessGroupPCCL` for the loss of ranks. Thread-safe; one `reconfigure` at a time."""
+    """The methods of `ProcessGroupPCCL` that handle lost ranks. Thread-safe, with one `reconfigure` at a time."""
 
     _meeting: Meeting | None
     supports_reconfigure = True
@@ -59,23 +59,23 @@ class FaultTolerance(GroupCalls):
     _abort_hooks: AbortHooks
 
     def get_reconfigure_handle(self) -> str:
-        """Return the text that names this process group object to the others. It stays the same."""
+        """Return the string that identifies this process group object to other processes. It never changes."""
         return str(self._reconfigurer.handle)
 
     def reconfigure(self, opts: Any) -> Coalesced:
-        """Form a new world of the ranks of `opts.handles`, in this order, under a uuid that was not used before.
+        """Form a new world from the ranks of `opts.handles`, in this order, under an unused uuid.
 
         Raises:
-            ArgumentError: If the uuid was used before, or the handles are not those of a world with this process. The
-                group stays as it was.
-            BackendError: If the new world is not formed, as on all ranks that take part.
+            ArgumentError: The uuid was used before, or the handles do not form a world that includes this process. The
+                group is unchanged.
+            BackendError: The new world could not be formed. Raised on all ranks that take part.
         """
         timeout_s = opts.timeout.total_seconds() if opts.timeout is not None else self._timeout_s
         try:
             known = self._reconfigurer.members(opts.uuid, opts.handles)
         except RendezvousError as error:
             raise ArgumentError(f"ProcessGroupPCCL::reconfigure: {error}") from None
-        self._leave("went on to another world", f"it goes on to uuid {opts.uuid}")
+        self._leave("moved to another world", f"it moved to uuid {opts.uuid}")
         try:
             world = self._reconfigurer.enter(opts.uuid, known, timeout_s, self._names.group)
         except (RendezvousError, PCCLError) as error:
@@ -84,7 +84,7 @@ class FaultTolerance(GroupCalls):
             raise self._be_without_world(text, error.result) from None
         self._install(world, self._names.group)
         forget_ranks(self, self._size)
-        return Coalesced([])  # a work that is over
+        return Coalesced([])  # a completed work
 
     def _install(self, world: World, group: str) -> None:
         self._connect(world.meeting, Names(group, world.rank, range(len(world.names)), world.names), len(world.names))
@@ -113,7 +113,7 @@ class FaultTolerance(GroupCalls):
 
     def get_error(self) -> Any:
         """Return c10d's ErrorType: SUCCESS (also after `abort` and `reconfigure`), TIMEOUT, REMOTE_ERROR (another rank
-        was lost or has left), or COMM_ERROR (this process was excluded from the run, or has lost its master)."""
+        was lost or left), or COMM_ERROR (this process was excluded from the run or lost its master)."""
         failure = self._scheduler.current_failure()
         if failure is None or failure.result is Result.NOT_INITIALIZED:
             return ErrorType.SUCCESS
@@ -122,27 +122,27 @@ class FaultTolerance(GroupCalls):
         return ErrorType.REMOTE_ERROR if failure.result in REMOTE else ErrorType.COMM_ERROR
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
-        """Call `hook()` before an abort, and after the first call that fails by the loss of a rank or a timeout."""
+        """Call `hook()` before an abort, and after the first call that fails because of a lost rank or a timeout."""
         self._abort_hooks.add(hook_id, hook)
 
     def unregister_abort_hook(self, hook_id: int) -> None:
         self._abort_hooks.remove(hook_id)
 
     def shutdown(self) -> None:
-        """Leave the group for good. Works in flight fail."""
+        """Leave the group permanently. Works in flight fail."""
         self._leave("was destroyed", "it was destroyed there")
         self._reconfigurer.close()
 
     def abort(self) -> None:
-        """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss.
+        """Leave the group immediately. Works in flight fail, on the other ranks as after a loss of this rank.
 
-        A reconfigure may follow.
+        `reconfigure` may be called afterwards.
         """
         self._abort_hooks.call()
         self._leave("was aborted", "it was aborted there")
 
     def _leave(self, how: str, reason: str) -> None:
-        """Leave the present world. `how` is the text of the error here, and `reason` that of the others."""
+        """Leave the present world. `how` describes this in this rank's error, and `reason` in the others'."""
         with self._order:
             meeting, self._meeting = self._meeting, None
             scheduler = self._scheduler

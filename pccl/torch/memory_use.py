@@ -1,8 +1,8 @@
-"""The memory that the calls of a group read and write: a call waits for earlier ones that conflict with it.
+"""Tracks the memory that a group's calls read and write, so that a call waits for earlier calls that conflict with it.
 
-Users of torch expect calls on one tensor to run in order: two all_reduces in a row sum it twice, even without a wait
-between them. All ranks make the calls of a group in one order, so this cannot deadlock. Hundreds of calls may be in
-flight, so spans are kept sorted.
+torch users expect calls on one tensor to run in order: two consecutive all_reduces sum it twice, even without a wait
+between them. This cannot deadlock because all ranks make a group's calls in the same order. Hundreds of calls may be
+in flight, so spans are kept sorted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from pccl.torch.tensors import Tensor
 
 Span = tuple[int, int]
-"""Half-open byte range: start, end."""
+"""A half-open byte range (start, end)."""
 
 
 class Use(NamedTuple):
@@ -27,17 +27,17 @@ class Use(NamedTuple):
     writes: Sequence[Span] = ()
 
     def spans(self) -> Iterator[tuple[Span, bool]]:
-        """Yield each span, and whether it is written."""
+        """Yield each span and whether it is written."""
         yield from ((span, False) for span in self.reads)
         yield from ((span, True) for span in self.writes)
 
 
 UNUSED = Use()
-"""Memory of a call that cannot conflict with others."""
+"""The memory use of a call that cannot conflict with others."""
 
 
 def use_of(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Use:
-    """Return the memory of dense tensors, including their gaps."""
+    """Return the memory use of dense tensors, including their gaps."""
     return Use(_spans(reads), _spans(writes))
 
 
@@ -57,11 +57,11 @@ Owner = TypeVar("Owner")
 
 
 class Uses(Generic[Owner]):
-    """The memory that the open calls of a group use. Not thread-safe."""
+    """The memory that a group's open calls use. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, int, bool, Owner]] = []
-        """Start and end of a span, its unique number, whether it is written, and by which call."""
+        """The start and end of each span, its unique number, whether it is written, and the call that uses it."""
         self._numbers = itertools.count()
         self._longest = 0
 

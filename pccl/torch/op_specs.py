@@ -1,7 +1,7 @@
-"""Ops of a process group in the engine's terms, on flat arrays.
+"""A process group's ops as specs for the engine, on flat arrays.
 
-The number of ranks is fixed, so each spec has its buffers from the beginning. The survivors of a loss must not execute
-an op among themselves: `Fixed` lets it fail on all of them.
+The number of ranks is fixed, so each spec has its buffers from the beginning. After a loss, the survivors must not
+execute an op among themselves, so `Fixed` makes it fail on all of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pccl.torch.tensors import Memory, Tensor
 from pccl.types import Collective, DataType, ReduceOp
 
 INNER_PAIR_TAG = PAIR_TAG_MAX - 2**20
-"""First tag of the sends within a collective. Tags of callers are smaller."""
+"""The first tag for internal sends, such as those of the monitored barrier. Callers' tags are smaller."""
 KEPT_BYTES_MAX = 64 << 20
 
 
 class Scratch:
-    """Reusable receive memory, for results that are then copied into the tensors of a list. Thread-safe.
+    """Reusable receive memory for results that are then copied into a list of tensors. Thread-safe.
 
-    Fresh memory of the system costs more than the copy, because its pages have to be created. One array of at most
+    Fresh memory from the system costs more than the copy because its pages must be created. One array of at most
     `KEPT_BYTES_MAX` is kept. A concurrent call gets fresh memory, and a failed call does not return its array.
     """
 
@@ -50,7 +50,7 @@ class Scratch:
 
 
 class Fixed:
-    """Buffers of an op that fails if the number of ranks has changed."""
+    """The buffers of an op that fails if the number of ranks has changed."""
 
     def __init__(self, buffers: Buffers, world_size: int) -> None:
         self._buffers = buffers
@@ -58,26 +58,26 @@ class Fixed:
 
     def place(self, rank: int, world_size: int) -> Buffers:
         if world_size != self._world_size:
-            raise ValueError(f"only {world_size} of the {self._world_size} ranks of the process group are left")
+            raise ValueError(f"only {world_size} of the process group's {self._world_size} ranks are left")
         return self._buffers
 
 
 class OpSpecs:
-    """Makes the ops of one process group."""
+    """Creates the op specs of one process group."""
 
     def __init__(self, peers: tuple[int, ...], rank: int, ring: Sequence[int]) -> None:
         """Args:
         peers: The peer number of each rank.
-        ring: The same peers in the order of the run.
+        ring: The same peers in the run's order.
         """
         self.peers = peers
         self.size = len(peers)
         self.rank = rank
         is_in_order = tuple(ring) == peers
         self.order = [] if is_in_order else [peers.index(peer) for peer in ring]
-        """Rank of each position in the ring; empty if they are equal."""
+        """The rank at each position in the ring; empty if ranks and positions are equal."""
         self.positions = [] if is_in_order else [tuple(ring).index(peer) for peer in peers]
-        """Position in the ring of each rank; empty if they are equal."""
+        """The ring position of each rank; empty if ranks and positions are equal."""
         self._pairs = {False: [Pair(peer, False) for peer in peers], True: [Pair(peer, True) for peer in peers]}
         self.scratch = Scratch()
 
@@ -92,8 +92,8 @@ class OpSpecs:
         root: int | None = None,
     ) -> OpSpec:
         """Args:
-        like: Memory with the op's dtype; None for ops without elements.
-        written: Memory of the result, on ranks that get one.
+        like: Memory with the op's dtype, or None for ops without elements.
+        written: The memory of the result, on ranks that get one.
         """
         changes = changes_of(*(each.owner for each in written)) if written else None
         dtype, bytes_of = (DataType.UINT8, "") if like is None else (like.dtype, like.bytes_of)
@@ -124,7 +124,7 @@ class OpSpecs:
         return self._spec(tag, Collective.REDUCE_SCATTER, send, buffers, [recv], op)
 
     def reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp, root: int) -> OpSpec:
-        """`recv` is used by the root only."""
+        """Only the root uses `recv`."""
         written = [recv] if root == self.rank else []
         to = recv.address if written else 0
         buffers = Buffers(send.address, to, send.count, (send.owner, recv.owner))
@@ -154,14 +154,14 @@ class OpSpecs:
     def all_to_all(
         self, tag: int, send: Memory, recv: Memory, outgoing: Sequence[int], incoming: Sequence[int]
     ) -> OpSpec:
-        """`outgoing` and `incoming`: elements for and from each rank, in the order of the ring."""
+        """`outgoing` and `incoming` hold the number of elements to and from each rank, in ring order."""
         width = send.owner.element_size() if send.bytes_of else 1
         parts = [count * width for count in outgoing], [count * width for count in incoming]
         buffers = Buffers(send.address, recv.address, max(send.count, recv.count), (send.owner, recv.owner), parts)
         return self._spec(tag, Collective.ALL_TO_ALL, send, buffers, [recv])
 
     def pair(self, tag: int, array: Memory, other: int, is_sender: bool) -> OpSpec:
-        """A send to, or a recv from, another rank."""
+        """Return a send to another rank or a recv from it."""
         send, recv = (array.address, 0) if is_sender else (0, array.address)
         buffers = Buffers(send, recv, array.count, array.owner)
         changes = None if is_sender else changes_of(array.owner)

@@ -1,10 +1,10 @@
-"""Point-to-point calls of a process group: send, recv, recv from any rank, and the monitored barrier made of them.
+"""Point-to-point calls of a process group: send, recv, recv from any rank, and the monitored barrier built from them.
 
-Calls of one pair, direction and tag match in order. They have queues of their own, and so are independent of
+Calls with the same pair, direction and tag match in order. They have their own queues and so are independent of
 collectives.
 
 A recv from any rank is posted to every rank, because the sender is unknown, and takes the first tensor that arrives.
-The others stay posted: what arrives there is kept for the next recv with that rank and tag (`_Posted`).
+The other recvs stay posted, and their tensors are kept for the next recv from that rank with that tag (`_Posted`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ACKNOWLEDGE_TAG = MONITOR_TAG + 1
 
 
 class _WantedWork(PCCLWork):
-    """The work of a recv without an op of its own: the posted recv whose tensor it takes ends it."""
+    """The work of a recv without its own op, which is completed by a posted recv whose tensor it takes."""
 
     def __init__(
         self, scheduler: Scheduler, title: str, what: str, timeout_s: float, withdraw: Callable[[_WantedWork], bool]
     ) -> None:
-        """`withdraw(work)` returns False if the work has a tensor already; otherwise it will get none."""
+        """`withdraw(work)` returns False if the work already has a tensor; otherwise the work will not get one."""
         super().__init__(scheduler, title, None, object(), timeout_s, False)
         self._what = what
         self._withdraw = withdraw
@@ -63,14 +63,14 @@ class _WantedWork(PCCLWork):
 
 
 class _Posted(NamedTuple):
-    """A recv that was posted for a recv from any rank."""
+    """A recv posted to one rank on behalf of a recv from any rank."""
 
     work: PCCLWork
     array: Tensor
 
 
 class _Wanted(NamedTuple):
-    """A recv that takes the tensor of a posted one: from `src`, or None: from any rank."""
+    """A recv that takes the tensor of a posted recv from `src`, or from any rank if `src` is None."""
 
     work: PCCLWork
     tensor: Tensor
@@ -86,12 +86,12 @@ class PointToPointMethods(GroupCalls):
         super().__init__()
         self._posting = threading.RLock()
         self._posted: dict[tuple[int, int], deque[_Posted]] = {}
-        """Recvs whose tensors no other recv has taken yet, by rank and tag."""
+        """Posted recvs whose tensors have not been taken yet, by rank and tag."""
         self._wanted: dict[int, deque[_Wanted]] = {}
         """Recvs that wait for posted ones, by tag."""
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
-        """Send a tensor to a rank, which has received it when the work is over. `waits`: the caller only waits."""
+        """Send a tensor to a rank, which has received it once the work is over. `waits`: the caller only waits."""
         plan = self._plain_plan(tensors, dst, tag, True)
         if plan is None:
             tensor = self._checked("send", tensors, dst, "destination", tag)
@@ -114,7 +114,7 @@ class PointToPointMethods(GroupCalls):
         return self._go("recv", (src, "from", tag), plan, tensors[0], source=src, waits=waits)
 
     def _plain_plan(self, tensors: Sequence[Tensor], other: int, tag: int, is_sender: bool) -> Plan | None:
-        """Return the plan of a call on one plain tensor; None: the arguments need the full checks.
+        """Return the plan of a call on one plain tensor, or None if the arguments need the full checks.
 
         This takes a tenth of the time of `_checked`.
         """
@@ -156,7 +156,7 @@ class PointToPointMethods(GroupCalls):
         if what != "send":
             require_apart(what, given)
         if other == self._rank or (other is not None and not 0 <= other < self._size):
-            reason = "this rank itself" if other == self._rank else f"not a rank of a group of {self._size}"
+            reason = "this rank itself" if other == self._rank else f"not a rank in a group of {self._size}"
             raise fail(what, f"invalid {role} rank: {other} is {reason}")
         if not 0 <= tag < INNER_PAIR_TAG:
             raise fail(what, f"invalid tag: {tag} is not within [0, {INNER_PAIR_TAG})")
@@ -237,7 +237,7 @@ class PointToPointMethods(GroupCalls):
         return bool(posted) and posted is not None and posted[0].work.is_completed()
 
     def _deliver(self, src: int, tag: int) -> None:
-        """Give what has arrived from a rank to the oldest recv that wants it."""
+        """Deliver a tensor that has arrived from a rank to the oldest recv that wants it."""
         with self._posting:
             wanted = [each for each in self._wanted.get(tag, ()) if each.src in (None, src)]
             if not wanted or not self._is_here(src, tag):
@@ -263,19 +263,19 @@ class PointToPointMethods(GroupCalls):
     def _require_like(self, posted: Tensor, tensor: Tensor, src: int, tag: int) -> None:
         if posted.numel() != tensor.numel() or posted.dtype is not tensor.dtype:
             text = (
-                f"a recv from any rank has been waiting for {posted.numel()} elements of {posted.dtype} with tag "
-                f"{tag}, so {self._names.of(src)} must not send {tensor.numel()} of {tensor.dtype} with that tag: use "
-                "another one"
+                f"an earlier recv from any rank expects {posted.numel()} elements of {posted.dtype} with tag {tag}, so "
+                f"{self._names.of(src)} must not send {tensor.numel()} elements of {tensor.dtype} with that tag: use "
+                "another tag"
             )
             raise fail("recv", text)
 
     # The monitored barrier.
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Return when all ranks have called it. Rank 0 receives a byte from each other rank, and then answers all.
+        """Return when all ranks have called it. Rank 0 receives a byte from each other rank and then answers all.
 
-        Raises BackendError: on rank 0 with the first late rank, or all with `wait_all_ranks`; on the others if rank 0
-        does not answer.
+        Raises BackendError, which on rank 0 names the first late rank, or all with `wait_all_ranks`; on other ranks, it
+        means that rank 0 did not answer.
         """
         limit_s = seconds(timeout, self._timeout_s)
         if timeout is not None and self._rank == 0 and not timeout:
@@ -306,7 +306,7 @@ class PointToPointMethods(GroupCalls):
                 work.wait()
             except BackendError as error:
                 if error.result is not Result.TIMEOUT:
-                    raise  # the group has failed, perhaps by another rank
+                    raise  # the group has failed, perhaps because of another rank
                 missing[rank] = error
                 if not wait_all_ranks:
                     break

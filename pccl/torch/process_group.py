@@ -1,9 +1,9 @@
-"""`ProcessGroupPCCL`: the process group that `init_process_group("pccl")` makes.
+"""`ProcessGroupPCCL`: the process group that `init_process_group("pccl")` creates.
 
-c10d calls its methods from Python, with several signatures, which each method tells apart, and from C++ (DDP's reducer,
-functional collectives), with lists and options.
+c10d calls its methods from Python with several signatures, which each method distinguishes, and from C++ (DDP's
+reducer, functional collectives) with lists and options.
 
-c10d's own class keeps some facts, such as the group's name, in backends written in C++. This group keeps them itself.
+c10d's own class stores some attributes, such as the group's name, in its C++ backends. This group stores them itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class Options:
-    """A snapshot of a process group's settings, as c10d shows them."""
+    """A snapshot of a process group's settings, in the form of c10d's."""
 
     def __init__(self, timeout: timedelta, group_name: str = "", global_ranks: Sequence[int] = ()) -> None:
         self.backend = NAME
@@ -42,8 +42,8 @@ class Options:
 
 
 class BackendPCCL:
-    """What `ProcessGroup._get_backend` returns. Python cannot derive from torch's Backend, so attributes that are
-    missing here are the group's."""
+    """The result of `ProcessGroup._get_backend`. Python classes cannot derive from torch's Backend, so all other
+    attributes come from the group."""
 
     supports_splitting = True
     supports_coalescing = True
@@ -65,10 +65,10 @@ class BackendPCCL:
 
 
 class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
-    """A process group whose collectives are pccl's. Thread-safe.
+    """A process group whose collectives run on pccl. Thread-safe.
 
-    Collectives of one group match in the order of each rank's calls. A call either succeeds on all ranks, or
-    raises `BackendError` on all survivors and leaves their tensors as they were.
+    A group's collectives match in the order of each rank's calls. A call either succeeds on all ranks, or raises
+    `BackendError` on all survivors and leaves their tensors unchanged.
     """
 
     is_of_pccl = True
@@ -91,12 +91,12 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         """Connect to the other ranks of the group through a c10d store.
 
         Args:
-            store: A store of the group's ranks only.
-            timeout: Default timeout of calls, and of this one: 30 minutes if left out.
-            global_ranks: The global rank of each rank; the same numbers if left out.
-            name: The group's name in texts.
+            store: A store that only this group's ranks use.
+            timeout: The default timeout of calls, and of this one; 30 minutes if omitted.
+            global_ranks: The global rank of each rank; the same numbers if omitted.
+            name: The group's name in messages.
             is_default: Whether PCCL_MASTER may name the run that the group joins.
-            enable_reconfigure: True to connect to no rank before the first `reconfigure`.
+            enable_reconfigure: Whether to connect only in the first `reconfigure`.
         """
         TorchProcessGroup.__init__(self, rank, size)
         super().__init__()
@@ -110,7 +110,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         self._reconfigurer = Reconfigurer(bootstrap.host_of(store))
         self._connect(None, names, size)
         if enable_reconfigure:
-            self._await_world("it was made with enable_reconfigure, so call reconfigure first")
+            self._await_world("it was created with enable_reconfigure, so call reconfigure first")
         elif size > 1:
             try:
                 meeting = bootstrap.meet(store, names, size, self._timeout_s, is_default)
@@ -118,7 +118,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
                 raise names.failure("init_process_group", error) from None
             self._connect(meeting, names, size)
 
-    # What c10d asks.
+    # c10d's accessors.
 
     def rank(self) -> int:
         return self._rank
@@ -189,10 +189,10 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         return False
 
     def register_pre_hook(self, hook_id: int, hook: Any) -> None:
-        """NotImplementedError: only groups written in C++ can call the hooks of torch 2.15."""
+        """Raise NotImplementedError: only groups written in C++ can call the hooks of torch 2.15."""
         raise NotImplementedError(
-            "a process group of pccl does not call pre-hooks and post-hooks; pccl.torch.PCCLWork and pccl's flight "
-            "recorder show its calls"
+            "pccl process groups do not call pre-hooks and post-hooks; pccl.torch.PCCLWork and pccl's flight recorder "
+            "show their calls"
         )
 
     register_post_hook = register_pre_hook
@@ -211,7 +211,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroupPCCL | None:
-        """Return a group of some ranks of this one, or None on other ranks. All its ranks call this alike."""
+        """Return a group of some ranks of this one, or None on other ranks. All its ranks make the same call."""
         ranks = sorted(new_ranks)
         if self._rank not in ranks:
             return None
@@ -231,7 +231,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     splitGroup = split_group  # noqa: N815
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Ignored: all ranks are connected."""
+        """Ignored: all ranks are already connected."""
 
     def perform_nocolor_split(self, device: Any = None) -> None:
         """Ignored: only the ranks of a new group form it."""
@@ -245,7 +245,7 @@ def split_group(
     group_desc: str | None = None,
     backend: Any = None,
 ) -> Any:
-    """`torch.distributed.split_group` for groups that are not bound to a GPU, which torch's own requires."""
+    """Implement `torch.distributed.split_group` for groups not bound to a GPU; torch's function requires one."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     for ranks in split_ranks:

@@ -1,7 +1,7 @@
-"""The calls of a process group as events of torch's profiler: "pccl:all_reduce" and so on, with the inputs' shapes.
+"""Records a process group's calls as torch profiler events ("pccl:all_reduce" and so on) with the inputs' shapes.
 
-An event lasts from the call to its end. The profiler takes an event for asynchronous if it begins and ends in different
-threads, so each event ends in a thread of its own. Calls in threads without a profiler make no events.
+An event lasts from the call until its work ends. The profiler treats an event as asynchronous if it begins and ends in
+different threads, so each event ends in its own thread. Calls in threads without a profiler record no events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = {
     "alltoall": "all_to_all",
     "monitored_barrier": "",
 }
-"""Events whose names differ from the titles of their calls; empty: no event."""
+"""Event names that differ from the titles of their calls; "" means no event."""
 
 ANY_SOURCE = "recvAnySource"
 
@@ -37,7 +37,7 @@ is_on: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 def begin(name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
-    """Begin an event. Return a function that ends it, to be called once, in any thread."""
+    """Begin an event, and return a function that ends it. Call that function once, in any thread."""
     handle = torch.autograd._record_function_with_args_enter(f"pccl:{name}", *tensors)
 
     def end() -> None:
@@ -49,7 +49,7 @@ def begin(name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
 
 
 def recorded(title: str, plan: Plan, inputs: Sequence[Tensor]) -> Plan:
-    """Return a plan with an event that begins now and ends with the plan."""
+    """Begin an event, and return the plan extended by the event's end."""
     name = NAMES.get(title, title)
     if not name:
         return plan

@@ -1,14 +1,14 @@
-"""Reconfiguring: a new membership for the same process group object, as torch 2.15 defines it.
+"""Reconfiguration, as torch 2.15 defines it: a new membership for the same process group object.
 
-Each process group object has a *handle* that names a c10d TCPStore, which starts with the handle. All ranks of the next
-*world* call `reconfigure` with one new uuid and the same handles; their order gives the ranks:
+Each process group object has a *handle*, which holds the address of a c10d TCPStore that is started along with it. All
+ranks of the next *world* call `reconfigure` with the same new uuid and the same handles, whose order gives the ranks:
 
-    1  The present world is left, and its calls in flight fail.
+    1  Each rank leaves its present world, whose calls in flight fail.
     2  All ranks check in at the store of the first handle. An error names the ranks that do not.
-    3  They meet through that store, exactly as in `init_process_group` (`bootstrap`).
+    3  They connect through that store, exactly as in `init_process_group` (`bootstrap`).
 
-A failed attempt fails on all ranks that take part, within the timeout, and leaves the group without a world. A uuid is
-used once, whether it succeeds or not, so a late rank of a failed attempt never joins the next one.
+A failed attempt fails on all participating ranks within the timeout and leaves the group without a world. A uuid is
+used only once, even if the attempt fails, so a late rank of a failed attempt never joins the next one.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from pccl.torch.errors import Names
 from pccl.types import Result
 
 PROBE_S = 0.5
-"""Seconds between two probes of the missing ranks, and for one probe."""
+"""The number of seconds between two probes of the missing ranks, and the limit for one probe."""
 GRACE_S = 1.0
-"""Seconds after the timeout for a store that does not answer."""
+"""The number of seconds allowed after the timeout for a store that does not answer."""
 _HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
 
 
 class RendezvousError(RuntimeError):
-    """The new world was not formed, for the reason in the text."""
+    """The new world could not be formed; the message gives the reason."""
 
     @property
     def result(self) -> Result:
@@ -54,21 +54,21 @@ class RendezvousError(RuntimeError):
 
 
 class Handle(NamedTuple):
-    """A process group object, and the address of its store."""
+    """The identity of a process group object and the address of its store."""
 
     id: str
     """16 random hexadecimal digits."""
     host: str
     port: int
     name: str
-    """The process in texts: host name and process number."""
+    """The name of the process in messages: host name and process id."""
 
     def __str__(self) -> str:
         return f"pccl:{self.id}:{self.port}:{quote(self.host, safe='')}:{quote(self.name, safe='')}"
 
     @classmethod
     def parse(cls, text: str) -> Handle:
-        """RendezvousError if the text is not a handle."""
+        """Parse a handle. Raises RendezvousError if the text is not one."""
         found = _HANDLE.fullmatch(text)
         if found is None:
             raise RendezvousError(
@@ -84,14 +84,14 @@ class World(NamedTuple):
     names: list[str]
     """The name of each rank's process."""
     meeting: Meeting | None
-    """None for a single rank."""
+    """The connected ranks, or None for a single rank."""
 
 
 def ordered(handles: Sequence[str] | set[str] | frozenset[str]) -> list[str]:
-    """Return handles in the order of their ranks: a list as it is, a set sorted. RendezvousError."""
+    """Return handles in rank order: a list in its own order, a set sorted. Raises RendezvousError."""
     found = list(handles) if isinstance(handles, list | tuple) else sorted(handles)
     if not found:
-        raise RendezvousError("reconfigure needs at least one handle: that of this process")
+        raise RendezvousError("reconfigure needs at least the handle of this process")
     twice = {handle for handle in found if found.count(handle) > 1}
     if twice:
         named = ", ".join(Handle.parse(handle).name for handle in sorted(twice))
@@ -100,10 +100,10 @@ def ordered(handles: Sequence[str] | set[str] | frozenset[str]) -> list[str]:
 
 
 class Reconfigurer:
-    """The worlds of one process group object, one after the other. Thread-safe."""
+    """Forms the successive worlds of one process group object. Thread-safe."""
 
     def __init__(self, store_host: str) -> None:
-        """`store_host`: the host of the group's first store, to choose this machine's address by; may be empty."""
+        """`store_host` is the host of the group's first store, used to choose this machine's address; may be empty."""
         self._store_host = store_host
         self._lock = threading.Lock()
         self._handle: Handle | None = None
@@ -116,7 +116,7 @@ class Reconfigurer:
         with self._lock:
             if self._handle is None:
                 host = advertised_host(self._store_host)
-                if addresses.is_loopback(host):  # handles may be read on any host
+                if addresses.is_loopback(host):  # which would be useless to other hosts
                     host = advertised_host()
                 self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
                 name = f"{socket.gethostname()}:{os.getpid()}"
@@ -129,19 +129,19 @@ class Reconfigurer:
             self._handle = self._store = None
 
     def members(self, uuid: int, handles: Sequence[str] | set[str]) -> list[Handle]:
-        """Return handles in the order of their ranks. RendezvousError unless this process can reconfigure with them."""
+        """Return handles in rank order. Raises RendezvousError unless this process can reconfigure with them."""
         known, own = [Handle.parse(handle) for handle in ordered(handles)], self.handle
         if own not in known:
             raise RendezvousError(
-                f"the handle of this process ({own.name}) is not among the {len(known)} that reconfigure was given: "
-                f"only the processes of the new world call it"
+                f"the handle of this process ({own.name}) is not among the {len(known)} passed to reconfigure: "
+                f"only processes of the new world may call it"
             )
         if uuid in self._used:
-            raise RendezvousError(f"the uuid {uuid} was already used; give each reconfigure a new one")
+            raise RendezvousError(f"the uuid {uuid} was already used; use a new one for each reconfigure")
         return known
 
     def enter(self, uuid: int, known: Sequence[Handle], timeout_s: float, group: str) -> World:
-        """Form a world with the ranks of `members`. RendezvousError, PCCLError."""
+        """Form a world with the ranks from `members`. Raises RendezvousError, PCCLError."""
         self._used.add(uuid)
         rank, processes = known.index(self.handle), [handle.name for handle in known]
         if len(known) == 1:
@@ -158,12 +158,12 @@ class Reconfigurer:
             _check_in(store, uuid, digest, known, names, deadline_s)
             left_s = max(0.0, deadline_s - time.monotonic())
             return bootstrap.meet(PrefixStore(digest, store), names, len(known), left_s, is_default=False)
-        except (DistStoreError, DistNetworkError) as error:  # the second: the store's process is lost
+        except (DistStoreError, DistNetworkError) as error:  # DistNetworkError: the store's process is lost
             raise RendezvousError(str(error)) from None
 
 
 def _store_of(first: Handle, deadline_s: float) -> Any:
-    """Connect to the store of the first handle. RendezvousError at once if its process is dead."""
+    """Connect to the first handle's store. Raises RendezvousError immediately if its process is dead."""
     where = f"{first.name} at {addresses.join(first.host, first.port)}, the first of the handles,"
     left_s = max(0.001, deadline_s - time.monotonic())
     try:
@@ -178,7 +178,7 @@ def _store_of(first: Handle, deadline_s: float) -> Any:
 
 
 def _check_in(store: Any, uuid: int, digest: str, known: Sequence[Handle], names: Names, deadline_s: float) -> None:
-    """Return when all ranks have called reconfigure with the same uuid and handles. RendezvousError on all ranks."""
+    """Wait until all ranks have called reconfigure with the same arguments. Raises RendezvousError on all ranks."""
     keys = {f"{uuid}/{handle.id}": rank for rank, handle in enumerate(known)}
     failed = f"{uuid}/failed"
     next_probe_s = 0.0
@@ -190,7 +190,7 @@ def _check_in(store: Any, uuid: int, digest: str, known: Sequence[Handle], names
         missing = [rank for key, rank in keys.items() if not store.check([key])]
         for key, rank in keys.items():
             if rank not in missing and store.get(key).decode() != digest:
-                text = f"was given other handles than this process, or in another order, for uuid {uuid}"
+                text = f"passed different handles than this process, or in another order, for uuid {uuid}"
                 raise RendezvousError(f"{names.of(rank)} {text}")
         if names.rank == 0 and time.monotonic() >= next_probe_s:
             for rank in missing:
@@ -209,18 +209,18 @@ def _check_in(store: Any, uuid: int, digest: str, known: Sequence[Handle], names
 
 
 def _require_alive(handle: Handle) -> None:
-    """RendezvousError if the handle's process is dead: its port refuses connections."""
+    """Raise RendezvousError if the handle's process is dead, so that its port refuses connections."""
     try:
         socket.create_connection((handle.host, handle.port), PROBE_S).close()
     except ConnectionRefusedError:
         where = addresses.join(handle.host, handle.port)
         raise RendezvousError(f"{handle.name} cannot be reached at {where}; is that process alive?") from None
     except OSError:
-        return  # it may be alive, and reach this process
+        return  # it may be alive and able to reach this process
 
 
 def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
-    """Return `call()`, made in a thread: a store whose host is cut off may never answer. RendezvousError."""
+    """Return `call()`, run in a thread because an unreachable store may never answer. Raises RendezvousError."""
     meeting: Future[Meeting] = Future()
 
     def run() -> None:
@@ -232,7 +232,7 @@ def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
             return
         try:
             meeting.set_result(found)
-        except InvalidStateError:  # the caller has gone on
+        except InvalidStateError:  # the caller no longer waits
             found.leave("reconfigure was interrupted there")
 
     threading.Thread(target=run, name="pccl reconfigure", daemon=True).start()
@@ -249,11 +249,11 @@ def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
 
 
 def forget_ranks(group: Any, size: int) -> None:
-    """Make torch forget the ranks of a group's former world, which it takes for constant.
+    """Clear torch's caches of the ranks in a group's previous world, which torch assumes to be constant.
 
-    c10d keeps the global rank of each rank of a group; in the default group these are the same numbers. DTensor keeps
-    the results of its sharding rules by mesh, and takes a mesh of as many ranks for the same one: shards would have the
-    coordinates of the former world.
+    c10d stores the global rank of each rank in a group; in the default group these are the same numbers. DTensor caches
+    the results of its sharding rules by mesh and treats meshes with the same number of ranks as equal, so shards would
+    get the coordinates of the previous world.
     """
     if group is c10d._world.default_pg:
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
@@ -267,9 +267,9 @@ def forget_ranks(group: Any, size: int) -> None:
             cached.cache_clear()
     for name, cached in list(vars(propagator).items()):
         if hasattr(cached, "cache_info") and not hasattr(cached, "cache_clear"):
-            # torch 2.7: one cache per thread, which can only be replaced together
+            # torch 2.7 has one cache per thread; they can only be replaced together
             setattr(propagator, name, type(cached)(cached.cache.__wrapped__))
-    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache"):  # releases have one of them
+    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache"):  # a release has one of them
         if hasattr(debug, name):
             getattr(debug, name)()
             break

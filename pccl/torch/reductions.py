@@ -1,14 +1,14 @@
-"""Reductions of c10d in terms of pccl's.
+"""c10d's reductions in terms of pccl's.
 
     dtype                 SUM AVG PRODUCT MIN MAX    BAND BOR BXOR             PREMUL_SUM
     integers              the engine's               gathered, folded here     multiplied here, then SUM
-    floats                the engine's               refused                   multiplied here, then SUM
-    bool                  as bytes: SUM and MAX are "or", PRODUCT and MIN are "and"; AVG is refused
-    complex               SUM AVG as pairs of reals; others are refused        multiplied here, then SUM
-    8-bit floats          refused: they are only moved
+    floats                the engine's               rejected                  multiplied here, then SUM
+    bool                  as bytes: SUM and MAX are "or", PRODUCT and MIN are "and"; AVG is rejected
+    complex               SUM AVG as pairs of reals; others are rejected       multiplied here, then SUM
+    8-bit floats          rejected: they can only be copied
 
-A reduction that the engine lacks is *folded*: all ranks gather the tensors of all ranks and fold them in rank order, so
-that all have the same bits.
+A reduction that the engine lacks is *folded*: every rank gathers the tensors of all ranks and folds them in rank order,
+so that all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NAMES = {getattr(TorchOp, name): name for name in (*ENGINE, *FOLDS, "PREMUL_SUM
 
 
 class Reduction(NamedTuple):
-    """A reduction: the engine's, unless `fold` is one that the engine lacks."""
+    """A reduction by the engine, or by `fold` if the engine lacks it."""
 
     op: ReduceOp
     fold: Fold | None = None
     factor: Any = None
-    """Each rank multiplies its tensor by this before the sum; None: no factor."""
+    """The factor by which each rank multiplies its tensor before the sum, if any."""
 
 
 SUM = Reduction(ReduceOp.SUM)
@@ -56,13 +56,13 @@ _PLAIN = {name: Reduction(op) for name, op in ENGINE.items()}
 
 
 def name_of(op: Any) -> str:
-    """Return the name of a c10d ReduceOp, or of one of its constants."""
+    """Return the name of a c10d ReduceOp object or constant."""
     kind = getattr(op, "op", op)
     return _NAMES.get(kind) or str(kind).rpartition(".")[2]
 
 
 def reduction(what: str, op: Any, dtype: Any) -> Reduction:
-    """Return the reduction of a c10d ReduceOp for tensors of a dtype. ArgumentError if there is none."""
+    """Return the reduction for a c10d ReduceOp and a dtype. Raises ArgumentError if there is none."""
     name = name_of(op)
     plain = _PLAIN.get(name)
     if plain is not None and dtype in REDUCIBLE:
@@ -80,7 +80,7 @@ def reduction(what: str, op: Any, dtype: Any) -> Reduction:
             return Reduction(ReduceOp.SUM, None, _factor(op))
         raise fail(what, f"ReduceOp.{name} is not supported for complex tensors")
     if dtype not in REDUCIBLE:
-        raise fail(what, f"tensors of {dtype} can be moved and not reduced: convert them first")
+        raise fail(what, f"tensors of {dtype} can be copied but not reduced: convert them first")
     if name in FOLDS:
         if dtype.is_floating_point:
             raise fail(what, f"ReduceOp.{name} cannot be used with {dtype}: bitwise operations take integers")
@@ -105,7 +105,7 @@ def arithmetic(tensor: Tensor) -> Tensor:
 
 
 def premultiplied(tensor: Tensor, factor: Any) -> Tensor:
-    """Return a new tensor, the given one times the factor; None: the given one."""
+    """Return a new tensor equal to `tensor * factor`, or `tensor` itself if `factor` is None."""
     if factor is None:
         return tensor
     if isinstance(factor, torch.Tensor):
@@ -115,7 +115,7 @@ def premultiplied(tensor: Tensor, factor: Any) -> Tensor:
 
 
 def folded(fold: Fold, parts: Tensor) -> Tensor:
-    """Return the parts, rows of a tensor, folded from the first to the last."""
+    """Return the rows of a tensor folded from the first to the last."""
     result = parts[0].clone()
     for part in parts[1:]:
         result = fold(result, part)

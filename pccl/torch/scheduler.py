@@ -1,18 +1,18 @@
 """The order of a group's calls.
 
-c10d matches the collectives of a group by the order of each rank's calls; pccl matches ops by tags. So calls are spread
-over `QUEUES` queues, round robin, on every rank alike. Each queue has one tag. There are few, because the first op of a
-tag costs more than later ones, which take the fast path.
+c10d matches a group's collectives by the order of each rank's calls, but pccl matches ops by tags. So every rank
+distributes the calls over `QUEUES` queues, round robin. Each queue has one tag. There are few queues, because the first
+op with a tag costs more than later ones, which take the fast path.
 
-1. Call n of a group takes queue n mod QUEUES. A call that raises ArgumentError does not count.
-2. A work starts when all earlier ones of its queue are over, so a tag is never in flight twice.
-3. A point-to-point call has a queue for its pair, direction and tag, and no number.
+1. Call n of a group uses queue n mod QUEUES. A call that raises ArgumentError does not count.
+2. A work starts when all earlier works in its queue are over, so a tag is never in flight twice.
+3. A point-to-point call uses a queue for its pair, direction and tag, and has no number.
 4. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), as do all calls after the first loss.
-5. A rank that leaves on purpose aborts the sends of two others by its new view; both repeat them (`may_repeat`). After
-   any other loss they fail.
-6. All ranks must see the same loss, because they form the next group without the lost ranks. So of the ranks that left
-   on purpose only the first counts, in addition to all that were lost (`_lost`).
-7. A group whose work expires in its queue fails: the work blocks that queue on the other ranks.
+5. When a rank leaves on purpose, the new view aborts sends between other ranks; both sides repeat them (`may_repeat`).
+   After any other loss, sends fail.
+6. All ranks must see the same loss, because they form the next group without the lost ranks. So only the first of the
+   ranks that left on purpose counts, in addition to all that were lost (`_lost`).
+7. A group fails if one of its works expires while queued, because the work blocks that queue on the other ranks.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ class Scheduler:
         self._is_local = isinstance(transport, LocalTransport)
         self._lock = threading.Lock()
         self.calls = 0
-        """Number of collectives that this rank has called."""
+        """The number of collectives that this rank has called."""
         self.failed: BackendError | None = None
         """The error that all later calls raise."""
         self.first_failure: BackendError | None = None
-        """The first failure, including a timeout, that a call has seen."""
+        """The first failure, including a timeout, of any call."""
         self._has_left = False
         self._queues: dict[Hashable, deque[PCCLWork]] = {}
         self._open: set[PCCLWork] = set()
         """Works that are not over."""
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
-        """Works that are about to be started."""
+        """Works about to be started."""
         self._starting = threading.local()
         self._progress = Progress(f"pccl {names.group}")
         self.later = self._progress.later
@@ -85,7 +85,7 @@ class Scheduler:
             return queue
 
     def enter(self, work: PCCLWork, after: Sequence[PCCLWork] = ()) -> None:
-        """Append a work to its queue. It also waits for the works of `after`."""
+        """Append a work to its queue. The work also waits for the works in `after`."""
         with self._lock:
             self._open.add(work)
             if work.use is not UNUSED:
@@ -116,7 +116,7 @@ class Scheduler:
         self._deadlines.watch(work)
 
     def finished(self, work: PCCLWork) -> None:
-        """Remove a work that is over, and start the next one of its queue."""
+        """Remove a work that is over, and start the next one in its queue."""
         following = None
         with self._lock:
             self._open.discard(work)
@@ -148,7 +148,7 @@ class Scheduler:
             return self._uses.disturbed_by(use)
 
     def stop(self) -> None:
-        """End the group's threads after what they are doing."""
+        """End the group's threads after their current work."""
         self._deadlines.stop()
         self._progress.stop()
 
@@ -157,21 +157,21 @@ class Scheduler:
             return [work for work in self._open if work.is_watched]
 
     def _expire(self, works: Sequence[PCCLWork]) -> None:
-        def one_by_one() -> None:  # the end of one starts the next of its queue, which can then be aborted everywhere
+        def one_by_one() -> None:  # when one ends, the next in its queue starts and can then be aborted on all ranks
             for work in works:
                 work.expire()
 
         self.later(one_by_one)
 
     def _unblock(self, work: PCCLWork) -> None:
-        """Remove one blocker, and start the work after the last. A loop, and not a recursion, starts works in turn."""
+        """Remove one blocker, and start the work if it was the last. Works start in a loop, to avoid recursion."""
         with self._lock:
             work.blockers -= 1
             if work.blockers:
                 return
         self._due.append(work)
         if getattr(self._starting, "is_here", False):
-            return  # a frame of this thread further up starts it
+            return  # a frame further up in this thread's stack starts it
         self._starting.is_here = True
         try:
             while self._due:
@@ -186,25 +186,25 @@ class Scheduler:
     # Ops.
 
     def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op:
-        """Execute an op and wait for it. PCCLError."""
+        """Execute an op and wait for it. Raises PCCLError."""
         if self.transport.present_ring() is not self._ring:
             self._require_membership(title, spec)
         return self.transport.run(spec, title, timeout_s)
 
     def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None:
-        """Launch an op, as `Transport.launch`."""
+        """Launch an op; see `Transport.launch`."""
         self._require_membership(title, spec)
         self.transport.launch(spec, title, started, over)
 
     # Failures.
 
     def fail(self, error: BackendError) -> None:
-        """Let all later calls raise `error`."""
+        """Make all later calls raise `error`."""
         with self._lock:
             self.failed = self.failed or error
 
     def leave(self, error: BackendError) -> None:
-        """Let all later calls and those in flight raise `error`: this rank leaves the group."""
+        """Make all later calls and those in flight raise `error`, because this rank leaves the group."""
         with self._lock:
             self.failed = self.first_failure = error
             self._has_left = True
@@ -220,12 +220,12 @@ class Scheduler:
         return self.first_failure
 
     def failure(self, title: str, error: PCCLError, spec: OpSpec | None = None) -> BackendError:
-        """Return the exception of a call that failed with `error` in an op, and note what it means for the group."""
+        """Return the exception for a call whose op failed with `error`, and record the consequences for the group."""
         if self._has_left and self.failed is not None:
             return self.failed
         ring = self.transport.present_ring()
         lost = [] if ring is None else self._lost(ring, spec)
-        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has refused the smaller ring
+        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has rejected the smaller ring
             error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
         is_fatal = error.result in FATAL
         made = self._names.failure(title, error, lost if is_fatal else ())
@@ -239,13 +239,13 @@ class Scheduler:
         return made
 
     def may_repeat(self, spec: OpSpec, error: PCCLError) -> bool:
-        """Return whether an aborted op is to be launched again. Rule 5."""
+        """Return whether to launch an aborted op again. Rule 5."""
         if error.result is not Result.RANK_CONNECTION_LOST or f"({LEFT}" not in error.message or self._has_left:
             return False
         return self._is_undisturbed(spec)
 
     def require_pair(self, other: int) -> None:
-        """Raise the group's failure unless ops with this rank are possible nevertheless."""
+        """Raise the group's failure unless ops with this rank are still possible."""
         if self.failed is None:
             return
         is_lost = self.failed.result is Result.RANK_CONNECTION_LOST
@@ -269,7 +269,7 @@ class Scheduler:
             raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(self._lost(ring, spec)))
 
     def _lost(self, ring: Ring, spec: OpSpec | None) -> list[int]:
-        """Return the ranks that are lost to an op, where `ring` is what is left. Rule 6."""
+        """Return the ranks that are lost for an op, where `ring` holds the remaining peers. Rule 6."""
         epochs = {peer: self.transport.left_in(peer) for peer in self._peers if peer not in ring}
         first = min(epochs.values(), default=0)
         partner = None if spec is None or spec.pair is None else spec.pair.peer

@@ -1,11 +1,11 @@
-"""`ProcessGroupPCCL` for torchft: its Manager, and torchtitan through that, run on pccl.
+"""`ProcessGroupPCCL` for torchft, which runs its Manager, and thereby torchtitan, on pccl.
 
     from pccl.torch.torchft import ProcessGroupPCCL
     manager = torchft.Manager(pg=ProcessGroupPCCL(timeout=timedelta(seconds=60)), ...)
 
-With each new quorum the Manager calls `configure` (torchft 0.1 and 0.2) or `reconfigure` (0.3 and later). An all-reduce
-in flight succeeds on all survivors or on none, so all commit the step, or none does. Without torchft the class has the
-same methods, for other managers.
+For each new quorum, the Manager calls `configure` (torchft 0.1 and 0.2) or `reconfigure` (0.3 and later). An all-reduce
+in flight succeeds on all survivors or on none, so either all commit the step or none does. If torchft is not installed,
+the class has the same methods, for use by other managers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ DEFAULT_TIMEOUT = timedelta(seconds=60)
 
 
 class ManagedWork(PCCLWork):
-    """A work whose `wait` returns False on failure and does not raise. torchft reads the error from its future and from
-    `errored`."""
+    """A work whose `wait` returns False on failure instead of raising. torchft reads the error from the work's future
+    and from `errored`."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             return super().wait(timeout)
         except BackendError as error:
-            if self.title == "monitored_barrier":  # its caller raises for failed works
+            if self.title == "monitored_barrier":  # its caller expects an exception
                 raise
             logger.info("%s", error)
             return False
@@ -53,13 +53,13 @@ class ManagedWork(PCCLWork):
 class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
     """A process group that torchft configures; each replica is one rank. Thread-safe.
 
-    `wait` of a failed work does not raise: `errored` and the work's future have the error.
+    `wait` on a failed work does not raise; `errored` and the work's future hold the error.
     """
 
     _work_type = ManagedWork
 
     def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
-        """`timeout`: limit for `configure`, and default for calls."""
+        """`timeout` is the limit for `configure` and the default for calls."""
         super().__init__(dist.HashStore(), 0, 1, timeout, name="of torchft", enable_reconfigure=True)
         self._await_world("call configure first")
 
@@ -77,16 +77,16 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         """Leave the present world and join a new one.
 
         Args:
-            store_addr: The "host:port/prefix" of a store of the new ranks, with an unused prefix.
+            store_addr: The "host:port/prefix" of a store for the new ranks, with an unused prefix.
             replica_id: This replica's name in errors.
             rank: The rank of this process, in [0, world_size).
-            quorum_id: The quorum in texts.
+            quorum_id: The quorum's number in messages.
             group_rank, group_world_size, global_ranks: Ignored.
 
         Raises:
-            RuntimeError: If the ranks do not all join within the timeout. The group has no world then.
+            RuntimeError: Not all ranks joined within the timeout. The group then has no world.
         """
-        self._leave("was configured again", "it goes on to another quorum")
+        self._leave("was configured again", "it moved to another quorum")
         quorum = "" if quorum_id is None else f" in quorum {quorum_id}"
         group = f"process group of torchft{quorum}"
         own = f"{replica_id}, {socket.gethostname()}:{os.getpid()}"
@@ -105,16 +105,16 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         self._install(World(rank, processes, meeting), group)
 
     def errored(self) -> Exception | None:
-        """Return the error after which the group needs a new quorum, or None: a loss or timeout in a call, an abort, or
-        a failed `configure` or `reconfigure`.
+        """Return the error after which the group needs a new quorum (a loss or timeout in a call, an abort, or a failed
+        `configure` or `reconfigure`), or None.
 
-        A loss after all calls does not count: the calls before it are committed on all ranks."""
+        A loss after all calls does not count, because those calls are committed on all ranks."""
         return self._scheduler.first_failure
 
     def abort(self, errored: bool = True) -> None:
-        """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss.
+        """Leave the group immediately. Works in flight fail, on the other ranks as after a loss of this rank.
 
-        `errored` is ignored: an abort is an error until the next quorum."""
+        `errored` is ignored, because an abort always counts as an error until the next quorum."""
         super().abort()
 
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""How the ops of a process group are executed: the only module here that uses private parts of a communicator.
+"""Executes a process group's ops. No other module of this package uses private parts of a communicator.
 
-`Transport` launches ops on a communicator. `LocalTransport` executes those of a group of one rank, which are copies: a
-communicator refuses an op of a single peer.
+`Transport` launches ops on a communicator. `LocalTransport` executes the ops of a group of one rank, which are copies,
+because a communicator rejects ops with a single peer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pccl.types import Collective, Result
 Ring = tuple[int, ...]
 
 LEFT = "left"
-"""First word of the reason of a peer that left on purpose."""
+"""The first word of the loss reason for a peer that left on purpose."""
 LOCAL_RING: Ring = (0,)
 
 
 class LocalOp:
-    """A copy, which is over when the launch returns."""
+    """A copy that is over when the launch returns."""
 
     is_over = True
 
@@ -37,28 +37,28 @@ Op = PendingOp | LocalOp
 
 
 class Transport:
-    """Executes the ops of a group on a communicator. Thread-safe."""
+    """Executes a group's ops on a communicator. Thread-safe."""
 
     ring: Ring
-    """Peers of the group, in the order of the run when the group was formed."""
+    """The group's peers, in the run's order when the group was formed."""
 
     def __init__(self, communicator: Communicator, ring: Ring) -> None:
         self.communicator = communicator
         self.ring = ring
 
     def present_ring(self) -> Ring | None:
-        """Return the peers now in the run; None after the session has ended."""
+        """Return the peers that are now in the run, or None if the session has ended."""
         session = self.communicator._inner._session
         return session.view.ring if session is not None and session.view is not None else None
 
     def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op:
-        """Execute an op and wait for it. PCCLError."""
+        """Execute an op and wait for it. Raises PCCLError."""
         return self.communicator._run(spec, timeout_s, title, lambda op, _: op)
 
     def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None:
-        """Launch an op. `started(op)` is called before the launch, `over()` by any thread after the op.
+        """Launch an op. `started(op)` is called before the launch, and `over()` in any thread after the op.
 
-        PCCLError if the op cannot be launched; `over` is not called then.
+        Raises PCCLError if the op cannot be launched; `over` is then not called.
         """
         session = self.communicator._inner.session(title)
         op = session.ops.new(spec)
@@ -71,15 +71,15 @@ class Transport:
         op.when_over(over)
 
     def check(self, op: Op, title: str) -> None:
-        """Raise PCCLError if a completed op has failed, or had other participants than the group."""
+        """Raise PCCLError if a completed op has failed or its participants were not those of the group."""
         assert isinstance(op, PendingOp)
         delivered(op, title)
         if op.ring != self.ring and op.name[1] is None:
-            text = f"only the peers {list(op.ring)} took part: the others are lost"
+            text = f"only peers {list(op.ring)} took part: the others are lost"
             raise PCCLError(Result.RANK_CONNECTION_LOST, title, text)
 
     def cancel(self, op: Op, title: str, timeout_s: float) -> None:
-        """Abort an op on all ranks and wait until it is over. PCCLError OUTCOME_UNKNOWN if no verdict arrives."""
+        """Abort an op on all ranks and wait until it is over. Raises OUTCOME_UNKNOWN if no verdict arrives."""
         assert isinstance(op, PendingOp)
         session = self.communicator._inner.session(title)
         if op.is_over:
@@ -90,11 +90,11 @@ class Transport:
         require_outcome(session, [op], title)
 
     def losses(self) -> dict[int, str]:
-        """Return why each missing peer left the run."""
+        """Return, by peer, the reason why each missing peer left the run."""
         return self.communicator.losses
 
     def left_in(self, peer: int) -> int:
-        """Return the epoch that excluded a missing peer; 0 if it is unknown."""
+        """Return the epoch that excluded a missing peer, or 0 if it is unknown."""
         session = self.communicator._inner._session
         return 0 if session is None else session.left_out_by.get(peer, 0)
 
@@ -104,7 +104,7 @@ class Transport:
 
 
 class LocalTransport(Transport):
-    """Ops of a group of one rank."""
+    """Executes the ops of a group of one rank."""
 
     def __init__(self) -> None:
         self.ring = LOCAL_RING

@@ -1,9 +1,9 @@
-"""The work of one call: the object that c10d gives to the caller.
+"""The work of one call, the object that c10d returns to the caller.
 
-A call is a generator of *steps*: it yields the ops that the engine is to execute, one at a time, and returns the call's
-result. `PCCLWork.advance` is the only loop that executes a call. With `waits` the caller's thread executes all steps,
-on the engine's fast path. Otherwise it returns as soon as an op is in flight, and the thread that completes the op
-continues: the engine's thread if the steps are *light*, i.e. only inspect results; otherwise the progress thread.
+A call is a generator of *steps*: it yields the ops for the engine to execute, one at a time, and returns the call's
+result. `PCCLWork.advance` is the only loop that executes a call. With `waits`, the caller's thread executes all steps
+on the engine's fast path. Otherwise it returns as soon as an op is in flight. After the op, the engine's thread
+continues the call if its steps are *light*, i.e. only inspect results; otherwise a progress thread does.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pccl.torch.transport import Op
 from pccl.types import Result
 
 EXPIRY_S = 1.0
-"""Seconds between two attempts to abort a work after its deadline."""
+"""The number of seconds between two attempts to abort a work after its deadline."""
 
 Steps = Generator[OpSpec, None, Any]
 
 _in_registry: dict[int, PCCLWork] = {}
-"""Works in c10d's registry, which itself keeps only the C++ part of a work alive."""
+"""Works in c10d's registry, which only keeps the C++ part of a work alive."""
 
 
 def seconds(timeout: Any, default_s: float) -> float:
-    """Return a timeout in seconds. c10d writes "the default" as None, 0 or a negative value."""
+    """Return a timeout in seconds. c10d represents the default as None, 0 or a negative value."""
     if timeout is None:
         return default_s
     found = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
@@ -49,23 +49,23 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     """A call of a process group. Thread-safe."""
 
     number = 0
-    """Number among the collectives of the group, from 1 on; 0 for point-to-point calls."""
+    """The call's number among the group's collectives, counted from 1; 0 for point-to-point calls."""
     source = -1
-    """Rank that sent the tensor of a recv; -1 for other calls."""
+    """The rank that sent the tensor of a recv; -1 for other calls."""
     use: Use = UNUSED
-    """Memory that the call reads and writes; later calls may have to wait for it."""
+    """The memory that the call reads and writes; later calls may have to wait for it."""
     blockers = 0
-    """Number of works that must be over before this one starts. Owned by the scheduler."""
+    """The number of works that must be over before this one starts. Owned by the scheduler."""
     is_first = True
-    """Whether it had no blockers from the beginning. Owned by the scheduler."""
+    """Whether the work had no blockers when it was queued. Owned by the scheduler."""
     is_watched = False
-    """Whether the deadline is enforced by the background thread. Owned by the scheduler."""
+    """Whether the background thread enforces the deadline. Owned by the scheduler."""
     _op: Op | None = None
     """The last op."""
     _is_launched = False
-    """Whether `_op` is in flight, or over and not checked."""
+    """Whether `_op` is in flight, or over but not yet checked."""
     _spec: OpSpec | None = None
-    """The op to be launched, or its result to be checked; None before the next step."""
+    """The op to launch, or whose result to check; None before the next step."""
     _value: Any = None
     _error: BaseException | None = None
     _registered: Sequence[Any] = ()
@@ -86,8 +86,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     ) -> None:
         """Args:
         scheduler: The group's `Scheduler`.
-        steps: The call; None for a work that other code ends by `end`.
-        queue: The queue where the work waits for its turn.
+        steps: The call; None for a work that other code completes with `end`.
+        queue: The queue in which the work waits.
         tensors: The tensors of the result.
         """
         TorchWork.__init__(self)
@@ -156,13 +156,13 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         """End a work whose caller was interrupted during the call. An op in flight is aborted on all ranks."""
         try:
             if self._op is not None:
-                with suppress(PCCLError):  # the caller gets `error`
+                with suppress(PCCLError):  # the caller gets `error` instead
                     self._scheduler.cancel(self._op, self.title, self._timeout_s)
         finally:
             self.end(None, error)
 
     def end(self, value: Any, error: BaseException | None) -> None:
-        """End the work with its result or error, once."""
+        """End the work with its result or error, unless it has ended."""
         with self._lock:
             if self._done.is_set():
                 return
@@ -180,7 +180,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             self._scheduler.later(lambda: _complete(futures))
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after the work, in the thread that ends it, or now."""
+        """Call `callback` in the thread that ends the work, or now if it has ended."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -188,7 +188,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         callback()
 
     def register(self, tensors: Sequence[Any]) -> None:
-        """Let `wait_tensor` of one of the tensors wait for this work: graphs may take them in flight."""
+        """Make `wait_tensor` on one of the tensors wait for this work, because graphs may use tensors in flight."""
         _in_registry[id(self)] = self
         self._registered = tensors
         for tensor in tensors:
@@ -211,7 +211,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         op = self._op
         try:
             if op is None:
-                text = f"it has waited for earlier calls of the group for {self._timeout_s:g} s"
+                text = f"it waited {self._timeout_s:g} s for earlier calls of the group"
                 raise PCCLError(Result.OUTCOME_UNKNOWN, self.title, text)
             self._scheduler.cancel(op, self.title, self._timeout_s)
         except PCCLError as error:
@@ -223,7 +223,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         """Return True when the work is done.
 
         Raises:
-            BackendError: The failure of the call; or TIMEOUT after `timeout`, and the work continues.
+            BackendError: The call failed, or has not ended within `timeout` (TIMEOUT; the work then continues).
         """
         done = self._done
         if not done.is_set():
@@ -233,10 +233,10 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             limit_s, left_s = seconds(timeout, 0.0), self._left_s()
             if 0 < limit_s < left_s:
                 if not done.wait(limit_s):
-                    text = f"Operation timed out: it has not ended within {limit_s:g} s, and goes on"
+                    text = f"Operation timed out: it has not ended within {limit_s:g} s, and continues"
                     raise self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text))
             elif not done.wait(left_s):
-                while not done.wait(EXPIRY_S):  # usually the scheduler has aborted it
+                while not done.wait(EXPIRY_S):  # usually, the scheduler has already aborted it
                     self.expire()
         if self._registered:
             self._unregister()
@@ -257,7 +257,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         return self._error
 
     def result(self) -> Any:
-        """Return the tensors with the result, after the work."""
+        """Return the result tensors, once the work is over."""
         return self._value
 
     def source_rank(self) -> int:
@@ -266,9 +266,9 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a torch.futures.Future of the tensors with the result. It raises RuntimeError if the call fails.
+        """Return a torch.futures.Future of the result tensors. It raises RuntimeError if the call fails.
 
-        C++ code such as DDP's reducer sees an exception raised in a callback, and not one set by `set_exception`.
+        C++ code such as DDP's reducer sees an exception raised in a callback, but not one set by `set_exception`.
         """
         devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
         over: Any = torch.futures.Future(devices=devices or None)

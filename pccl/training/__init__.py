@@ -1,13 +1,13 @@
-"""Training across sites and through churn, as a few lines around an ordinary loop.
+"""Training across sites and through churn, with a few lines added to an ordinary loop.
 
     diloco       `DiLoCo`, `AsyncDiLoCo`, `DiLoCoOptimizer`: many local steps, then one average
-    ddp          `DDP`: gradients of every step, averaged during the backward pass; `torch_comm_hook`
-    spsa         `SPSA`: forward passes alone, one byte from each peer and step
-    data         `ElasticSampler`: each sample of an epoch once, through churn; `RandomStreams`
-    step, state, group    what these stand on: a step on all peers, the replicated state, the membership
+    ddp          `DDP`: gradients averaged in every step, during the backward pass; `torch_comm_hook`
+    spsa         `SPSA`: forward passes only, one byte from each peer in each step
+    data         `ElasticSampler`: each sample of an epoch once, despite churn; `RandomStreams`
+    step, state, group    shared foundations: a step on all peers, the replicated state, the membership
 
-The package never imports torch: a program that passes a torch module has imported it. Objects are for one thread; all
-peers of a group make the same calls in the same order.
+The package never imports torch, because a program that passes a torch module has imported it. Use each object from one
+thread only. All peers of a group make the same calls in the same order.
 """
 
 from pccl.training.data.elastic_sampler import ElasticSampler

@@ -1,16 +1,16 @@
-"""Communication hooks for `DDP.register_comm_hook`: what is done to a bucket of gradients instead of a plain average.
+"""Communication hooks for `DDP.register_comm_hook`, which replace the plain average of a bucket of gradients.
 
-A hook has the signature of those of torch.nn.parallel.DistributedDataParallel. It is called when all gradients of the
-bucket are there, usually within the backward pass, and returns a future of the result, or the tensor itself, the same
-on all peers. `bucket.average` sends a tensor and returns a future of its average:
+A hook has the same signature as in torch.nn.parallel.DistributedDataParallel. It is called when all gradients of the
+bucket are ready, usually within the backward pass, and returns a future of the result or the result tensor itself,
+which must be the same on all peers. `bucket.average` sends a tensor and returns a future of its average:
 
     def halve(state, bucket):
         sent = bucket.buffer().bfloat16()
         return bucket.average(sent).then(lambda sent: sent.value().to(bucket.buffer().dtype))
 
-`DDP.synchronize` completes these futures one after the other, on the thread that calls it; callbacks of `then` run
-there, and may average again. An average that a loss has aborted is made again among the survivors first. Alone, a peer
-gets what it has given. All peers call `average` equally often, with as many elements, in one order for each bucket.
+`DDP.synchronize` completes these futures one after the other on the calling thread. Callbacks of `then` run there too,
+and may average again. If a peer loss aborts an average, the survivors first repeat it. A peer that is alone gets its
+own tensor back. For each bucket, all peers must call `average` equally often, in the same order, with equal sizes.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ __all__ = [
 
 
 def allreduce_hook(state: Any, bucket: GradBucket) -> Any:
-    """Average the gradients as they are. `state` is not used."""
+    """Average the gradients without compression. `state` is not used."""
     return bucket.average(bucket.buffer())
 
 
 def fp16_compress_hook(state: Any, bucket: GradBucket) -> Any:
-    """Send gradients as float16 (values beyond 65504 become infinite) and add them up in their own type."""
+    """Send gradients as float16 (values beyond 65504 become infinite) and sum them in their original type."""
     return _cast(DataType.FLOAT16, bucket)
 
 
 def bf16_compress_hook(state: Any, bucket: GradBucket) -> Any:
-    """Send gradients as bfloat16: the range of float32, an eighth of float16's precision. `state` is not used."""
+    """Send gradients as bfloat16, with float32's range but an eighth of float16's precision. `state` is not used."""
     return _cast(DataType.BFLOAT16, bucket)
 
 
 def quantization_hook(state: QuantizationOptions, bucket: GradBucket) -> Any:
-    """Send gradients in fewer bits, quantized by `state`."""
+    """Quantize gradients as `state` specifies."""
     return bucket.average(bucket.buffer(), state)
 
 

@@ -1,4 +1,4 @@
-"""A step of a training object on all peers: begin, claim, averages, land, commit, admit, end; and its report."""
+"""A training step on all peers (begin, claim, averages, land, commit, admit, end) and its report."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Report = TypeVar("Report", bound="StepReport")
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The outcome of a step. Bytes are payload; those of the state that newcomers get are counted apart."""
+    """The outcome of a step. Bytes are payload; the state sent to newcomers is counted separately."""
 
     revision: int
     world_size: int
     admitted: bool
-    """Whether newcomers were let in at the end of the step."""
+    """Whether newcomers were admitted at the end of the step."""
     aborted: int
     tx_bytes: int
     rx_bytes: int
     state_tx_bytes: int
     state_rx_bytes: int
     waited_s: float
-    """Seconds that computing waited for the network."""
+    """How many seconds the computation waited for the network."""
 
 
 class GroupStep:
-    """One step under way. Not thread-safe."""
+    """One step in progress. Not thread-safe."""
 
     def __init__(self, membership: Membership, replicated: ReplicatedState) -> None:
         self._membership = membership
@@ -46,43 +46,43 @@ class GroupStep:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the block's time as waiting for the network."""
+        """Count the time spent in the block as waiting for the network."""
         started_s = time.monotonic()
         yield
         self.waited_s += time.monotonic() - started_s
 
     def begin(self) -> None:
-        """Raises DivergenceError, again, where it was raised before."""
+        """Raises DivergenceError again if it was raised before."""
         self._replicated.begin(self._membership.revision)
 
     def claim(self, in_flight: int = 0) -> None:
-        """`in_flight` is the number of averages that are in flight now."""
+        """`in_flight` is the number of averages currently in flight."""
         self._replicated.claim(in_flight)
 
     def launch_buffers(self) -> None:
         self._replicated.launch_buffers(self._membership.revision)
 
     def land(self) -> None:
-        """Raises DivergenceError, before the step has changed anything."""
+        """Raises DivergenceError before the step changes any state."""
         self._replicated.land_comparison()
         self.land_buffers()
 
     def land_buffers(self, *, keep_going: bool = False) -> None:
-        """`keep_going`: forward passes went on during the exchange, and their changes are kept."""
+        """`keep_going`: forward passes ran during the exchange; keep their changes."""
         self.outcomes.append(self._replicated.buffers.land(keep_going=keep_going))
 
     def commit(self, peers: Collection[int]) -> None:
-        """`peers` are the numbers of the peers whose contributions are in the average."""
+        """`peers` are the numbers of the peers that contributed to the average."""
         self._replicated.commit(peers)
 
     def are_peers_pending(self) -> bool:
-        """Whether newcomers wait: the same on all peers. Asked once in a step."""
+        """Return whether newcomers are waiting, with the same answer on all peers. Queried once per step."""
         if self._are_peers_pending is None:
             self._are_peers_pending = self._membership.are_peers_pending()
         return self._are_peers_pending
 
     def admit(self) -> Admission | None:
-        """Let newcomers in, if any wait. No op may be in flight."""
+        """Admit the newcomers that are waiting, if any. No op may be in flight."""
         if self.are_peers_pending():
             self.admission = self._membership.admit()
         return self.admission
@@ -108,7 +108,7 @@ class GroupStep:
 
 
 def checked_weight(weight: Any) -> float | None:
-    """Return the weight of a peer's part in an average as a float, and None as it is. Raises ValueError."""
+    """Return a peer's weight in an average as a float, or None if it is None. Raises ValueError."""
     if weight is None:
         return None
     value = _float(weight)
@@ -119,7 +119,7 @@ def checked_weight(weight: Any) -> float | None:
 
 
 def as_float(name: str, given: Any) -> float:
-    """Return `given`, the argument `name`, as a float. Raises ValueError: it is not a number that fits."""
+    """Return `given`, the value of argument `name`, as a float. Raises ValueError if it cannot be one."""
     value = _float(given)
     if value is None:
         raise ValueError(f"{name} of type {type(given).__name__}: must be a number that a float can hold")
@@ -129,5 +129,5 @@ def as_float(name: str, given: Any) -> float:
 def _float(given: Any) -> float | None:
     try:
         return float(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, for more than one element
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last one for several elements
         return None

@@ -275,7 +275,7 @@ def test_untrainable_modules_are_refused(master: MasterNode) -> None:
     for name in ("admit_every", "bucket_bytes"):
         with pytest.raises(ValueError, match=f"{name} 0 is not an integer of at least 1"):
             DDP(communicator, module, optimizer, **{name: 0})
-    with pytest.raises(PCCLError, match="call join before") as refused:
+    with pytest.raises(PCCLError, match="call join first") as refused:
         DDP(communicator, module, optimizer).step()
     assert refused.value.result is Result.INVALID_USAGE
     module = torch.nn.Linear(2, 2, device="meta")

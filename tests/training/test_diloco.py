@@ -148,7 +148,7 @@ def test_untrainable_models_are_refused(master: MasterNode, model: Any, reason: 
 
 @pytest.mark.parametrize("loop", [DiLoCo, AsyncDiLoCo])
 def test_step_before_join_is_refused(loop: type[DiLoCo | AsyncDiLoCo]) -> None:
-    with pytest.raises(PCCLError, match="call join before") as caught:
+    with pytest.raises(PCCLError, match="call join first") as caught:
         loop(Communicator("127.0.0.1:1"), new_model()).outer_step()
     assert caught.value.result is Result.INVALID_USAGE
 

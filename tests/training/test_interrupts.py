@@ -41,7 +41,7 @@ def test_interrupted_peer_rejoins(master: MasterNode, kind: str) -> None:
     assert interrupted_at(ASLEEP, interrupted.step, KINDS["interrupt"])
     error = refusal(interrupted.step)
     assert error.result is Result.INVALID_USAGE
-    assert "a former call was interrupted" in str(error)
+    assert "an earlier call was interrupted" in str(error)
     thread = Background(partial(stays.run, has_admitted_three_steps_ago))
     interrupted.communicator.close()
     interrupted.communicator = Communicator(master.address)

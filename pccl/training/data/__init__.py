@@ -1,1 +1,1 @@
-"""Samples and random numbers for each peer of a group that changes."""
+"""Samples and random numbers for each peer of a changing group."""

@@ -1,16 +1,16 @@
 """A data stream for a group whose members come and go: each sample of an epoch is used exactly once.
 
-The samples of all epochs, each in its own order (`pccl.training.data.stream`), are one endless stream. Every peer holds
-the same ledger of used positions (`pccl.training.data.sample_ledger`), which with the members decides what each may
-draw next. A step:
+The samples of all epochs, each epoch in its own order (`pccl.training.data.stream`), form one endless stream. Every
+peer holds the same ledger of used positions (`pccl.training.data.sample_ledger`). The ledger and the members determine
+what each peer may draw next. In a step:
 
-    draw      each peer takes the next of its own positions, as many as it trains on
-    claim     all learn what each has trained on since its last claim, then launch the average
-    commit    claims of the peers in the committed average are used; those of others are assigned again
+    draw      each peer takes the next of its own positions, as many as it trains on in the step
+    claim     all peers learn what each has trained on since its last claim, then launch the average
+    commit    claims of peers in the committed average become used; positions claimed by others are reassigned
 
-A claim is known to all peers before its average can commit: it is always `samples_per_step`, or peers gather theirs
+All peers know a claim before its average can commit: it is always `samples_per_step`, or peers gather their claims
 before the average. The ledger is the sampler's `state_dict`, a part of the replicated state. Ranks of a site share a
-stream with their own peer group alone: give each rank a part of the dataset of its own.
+stream only within their own peer group, so each rank needs its own part of the dataset.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """Indices of the next positions, made together because a single one takes almost as long."""
+    """Indices of the next positions, computed together because a single index takes almost as long."""
 
     generation: int
     begin: int
-    """Count of the peer's own positions before the first one."""
+    """The number of the peer's own positions before the first index."""
     indices: NDArray[np.int64]
 
 
 class ElasticSampler:
     """A sampler that gives each sample of an epoch to one peer, once, while peers come and go.
 
-    Iterating gives this peer's part of the rest of the epoch: lists of `batch_size` indices for
-    `DataLoader(batch_sampler=sampler)`, or without `batch_size` single indices for `DataLoader(sampler=sampler)`. With
-    `num_workers` above 0, iterate over `sampler.track(loader)`: workers draw ahead, and samples that are drawn count as
-    trained on in the next step. Not thread-safe; not to be drawn from in a forked process. Example::
+    Iteration yields this peer's part of the rest of the epoch: lists of `batch_size` indices for
+    `DataLoader(batch_sampler=sampler)`, or without `batch_size` single indices for `DataLoader(sampler=sampler)`. Drawn
+    samples count as trained on in the next step. With `num_workers` above 0, workers draw ahead, so iterate over
+    `sampler.track(loader)`. Not thread-safe. A forked process must not draw from it. Example::
 
         sampler = ElasticSampler(len(dataset), batch_size=32)
         ddp = DDP(communicator, model, optimizer, shared={"sampler": sampler})
@@ -80,15 +80,15 @@ class ElasticSampler:
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         """Args:
-            dataset_size: Samples of an epoch; the same on all peers, as are `seed` and `shuffle`.
-            seed: Of the order, 64 bits.
-            batch_size: Indices in a batch; None: single indices.
-            samples_per_step: Samples this peer trains on in each step, with all accumulated batches; batches end with
-                it. Given on all peers or on none.
-            shuffle: False: each epoch is in the dataset's order.
-            log: A file of this peer's own for its samples.
+            dataset_size: The number of samples in an epoch; the same on all peers, like `seed` and `shuffle`.
+            seed: The 64-bit seed of the order.
+            batch_size: The number of indices in a batch; None yields single indices.
+            samples_per_step: The number of samples this peer trains on in each step, including all accumulated batches.
+                No batch crosses the end of a step. Given on all peers or on none.
+            shuffle: Whether to shuffle each epoch; False keeps the dataset's order.
+            log: A file of this peer's own in which to log its samples.
 
-        Raises ValueError; OSError of the file.
+        Raises ValueError, and OSError from the log file.
         """
         dataset_size = as_int("dataset_size", dataset_size, 1, SIZE_MAX)
         self._seed = seed = as_int("seed", seed, 0, 2**64 - 1)
@@ -102,7 +102,7 @@ class ElasticSampler:
         self._own = 0
         self._generation = 0
         self._drawn = 0
-        """The number of this peer's positions in that assignment that are drawn."""
+        """The number of this peer's positions drawn in the assignment of `_generation`."""
         self._trained: list[Range] = []
         self._ahead: deque[_Draw] = deque()
         self._foreseen = _Foreseen(-1, 0, np.empty(0, np.int64))
@@ -110,7 +110,7 @@ class ElasticSampler:
         self._is_tracking = False
         self._log = SampleLog(log, dataset_size, seed, shuffle) if log is not None else None
 
-    # Where the run stands.
+    # Progress and state.
 
     @property
     def dataset_size(self) -> int:
@@ -118,18 +118,18 @@ class ElasticSampler:
 
     @property
     def epoch(self) -> int:
-        """Epochs with every sample used in committed steps; the same on all peers after each step."""
+        """The number of epochs whose samples were all used in committed steps; equal on all peers after each step."""
         return self._ledger.lowest // self.dataset_size
 
     @property
     def batch_size(self) -> int | None:
-        """Settable at any time; of this peer alone."""
+        """This peer's batch size, which can be set at any time."""
         return self._batch_size
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
         if self._batch_size is None:
-            raise ValueError("batch_size can be set only if it was given when the sampler was made")
+            raise ValueError("batch_size can be set only if it was given when the sampler was created")
         self._batch_size = as_int("batch_size", batch_size, 1)
 
     @property
@@ -138,11 +138,11 @@ class ElasticSampler:
 
     @property
     def drawn(self) -> int:
-        """Samples that this peer has been given since its last step, as a weight for `outer_step(weight=)`."""
+        """The number of samples this peer has drawn since its last step, usable as `outer_step(weight=)`."""
         return sum(end - begin for begin, end in self._trained)
 
     def __len__(self) -> int:
-        """Return this peer's batches of an epoch (indices, without `batch_size`) with the present members."""
+        """Return this peer's batches per epoch (or indices, without `batch_size`) with the present members."""
         members = self._ledger.members
         share, rounds = self.dataset_size, 1
         if members:
@@ -151,17 +151,17 @@ class ElasticSampler:
         return rounds * -(-share // batch) if self._samples_per_step else -(-rounds * share // batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is used, the same on all peers."""
+        """Return the used positions, the same on all peers."""
         facts = {"dataset_size": self.dataset_size, "seed": self._seed, "shuffle": self._shuffle}
         return {**facts, **self._ledger.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Load a state. Raises ValueError: it is of another data stream, or not a sampler's."""
+        """Load a state. Raises ValueError if it is from another data stream or not a sampler's."""
         try:
             for name, ours in (("dataset_size", self.dataset_size), ("seed", self._seed), ("shuffle", self._shuffle)):
                 if state_dict[name] != ours:
                     raise ValueError(
-                        f"the run's ElasticSampler has {name} {state_dict[name]!r}, this one {ours!r}: make it alike"
+                        f"the run's ElasticSampler has {name} {state_dict[name]!r}, this one {ours!r}: use the same"
                     )
             self._ledger.load(state_dict)
         except (KeyError, TypeError) as error:
@@ -170,31 +170,31 @@ class ElasticSampler:
     # Drawing.
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the rest of the epoch. With a loader's workers use `track`."""
+        """Yield the rest of the epoch. If the loader has workers, use `track` instead."""
         for indices in self._draws(lambda: self._batch_size or 1):
             yield indices.tolist() if self._batch_size is not None else int(indices[0])
 
     def batches(self, batch_size: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Yield indices as arrays of `batch_size` (None: the sampler's), without an end; each counts as trained on."""
+        """Yield arrays of `batch_size` (None: the sampler's) indices endlessly; each index counts as trained on."""
         size = as_int("batch_size", self._batch_size if batch_size is None else batch_size, 1)
         return self._draws(lambda: size, is_endless=True)
 
     def track(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.
 
-        Batches that the loader has ready for the next epoch are kept. Raises ValueError: it draws elsewhere.
+        Keeps batches that the loader has prepared for the next epoch. Raises ValueError if it draws from another one.
         """
         draws_here: bool = (loader.batch_sampler if self._batch_size is not None else loader.sampler) is self
         if not draws_here:
             raise ValueError(
-                "the DataLoader does not draw from this sampler: give it as batch_sampler=, or, made without "
-                "batch_size, as sampler= with the loader's own batch_size="
+                "the DataLoader does not draw from this sampler: pass it as batch_sampler=, or, if it was created "
+                "without batch_size, as sampler= with the loader's own batch_size="
             )
         draws: int = loader.batch_size or 1
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """Take back what was drawn since the last step: it was not trained on, and is drawn again."""
+        """Put back the samples drawn since the last step, which were not trained on, to be drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()
@@ -240,9 +240,9 @@ class ElasticSampler:
         quota = self._samples_per_step
         if quota is not None and self.drawn + draw.indices.size > quota:
             raise RuntimeError(
-                f"{self.drawn} samples were drawn since the last step, which are all of samples_per_step={quota}: make "
-                "the step before drawing more, or discard() them; where a step accumulates several batches, give the "
-                "number of samples in all of them"
+                f"{self.drawn} samples were drawn since the last step, and samples_per_step={quota} allows no more: "
+                "take the step before drawing more, or discard() them; if a step accumulates several batches, "
+                "samples_per_step must count the samples in all of them"
             )
         self._trained += draw.ranges
         if self._log is not None:
@@ -255,7 +255,7 @@ class ElasticSampler:
             batch = self._next_of(loader)
             drawn = [self._ahead.popleft() for _ in range(draws)]
             if any(draw.generation != self._ledger.generation for draw in drawn):
-                continue  # before the group changed
+                continue  # drawn before the group changed
             for draw in drawn:
                 self._hand_out(draw)
             yield batch
@@ -281,31 +281,31 @@ class ElasticSampler:
 
     def _require_group(self) -> None:
         if os.getpid() != self._process:
-            raise RuntimeError("an ElasticSampler is drawn from in a process forked from that of its run: draw there")
+            raise RuntimeError("a forked process draws from an ElasticSampler: draw in the process that is in the run")
         if not self._ledger.members:
             raise RuntimeError(
-                "this ElasticSampler is not in a run yet: give it to the training class, "
-                'shared={"sampler": sampler}, and call join before drawing; or, without a run, regroup(None)'
+                "this ElasticSampler is not in a run yet: pass it to the training class, "
+                'shared={"sampler": sampler}, and call join before drawing; without a run, call regroup(None)'
             )
 
     def close_log(self) -> None:
-        """End the log file, if there is one."""
+        """Close the log file, if there is one."""
         if self._log is not None:
             self._log.close()
             self._log = None
 
-    # What a training class, or a loop of one's own, calls: all peers in the same order.
+    # For training classes and custom training loops, which make these calls in the same order on all peers.
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
-        """Form the group, after newcomers have the state: a group call. None: this peer alone, without a run. Raises
-        ValueError, on newcomers: only some peers have `samples_per_step`.
+        """Form the group after newcomers have received the state: a group call. None: this peer alone, without a run.
+        Raises ValueError on newcomers if only some peers have `samples_per_step`.
         """
         rows = _gathered(communicator, self._announcement(), tag)
         self._form(own_number(communicator) if communicator is not None else 0, rows)
 
     def _announcement(self) -> list[int]:
         if not self._ledger.members or self._ledger.claims or self._trained:
-            self._name = secrets.token_hex(6)  # what it draws is not to be taken for what it has drawn before
+            self._name = secrets.token_hex(6)  # distinguishes what it draws now from what it drew before
         return [int(self._name, 16), self._block, self._samples_per_step is not None]
 
     def _form(self, number: int, rows: Mapping[int, Sequence[int]]) -> None:
@@ -314,8 +314,8 @@ class ElasticSampler:
             if not self._ledger.members:
                 given = sorted(number for number, row in rows.items() if row[2])
                 raise ValueError(
-                    f"of the peers {sorted(rows)} only {given} have samples_per_step: give it on all, with a value of "
-                    "each one's own, or on none"
+                    f"of the peers {sorted(rows)} only {given} have samples_per_step: set it on all peers, with "
+                    "values that may differ, or on none"
                 )
             rows = {number: row for number, row in rows.items() if row[2] == is_fixed}  # the newcomers leave
         self._number = number
@@ -323,28 +323,28 @@ class ElasticSampler:
         self._trained.clear()
 
     def fix_steps(self) -> None:
-        """Set `samples_per_step` to `batch_size` where it was not given. Raises ValueError: neither was."""
+        """Set `samples_per_step` to `batch_size` if it was not given. Raises ValueError if neither was."""
         if self._samples_per_step is None and self._batch_size is None:
             raise ValueError(
-                "DDP must know how many samples a peer trains on in a step: make the ElasticSampler with "
-                "samples_per_step, or with batch_size: a step then takes one batch"
+                "DDP must know how many samples a peer trains on in a step: create the ElasticSampler with "
+                "samples_per_step, or with batch_size for one batch per step"
             )
         self._samples_per_step = self._samples_per_step or self._batch_size
 
     def check_step(self) -> None:
-        """Raise RuntimeError: the number of samples drawn since the last claim is not `samples_per_step`."""
+        """Raise RuntimeError if the number of samples drawn since the last claim is not `samples_per_step`."""
         quota = self._samples_per_step
         if quota is not None and self.drawn != quota:
             raise RuntimeError(
-                f"{self.drawn} samples were drawn for this step, but samples_per_step={quota}: draw as many before each"
+                f"{self.drawn} samples were drawn for this step, but samples_per_step={quota}: draw that many per step"
             )
 
     def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
-        """Claim what was handed out since the last claim, before its average is launched: a group call.
+        """Claim the samples handed out since the last claim, before their average is launched. A group call.
 
-        `on_their_way` averages are in flight. Raises RuntimeError as `check_step`, before anything is claimed.
+        `on_their_way` is the number of averages in flight. Raises RuntimeError like `check_step`, before it claims.
         """
-        is_repeated = self._ledger.claims > on_their_way  # a former call's average was not made
+        is_repeated = self._ledger.claims > on_their_way  # an earlier claim's average was not launched
         if self.drawn or not is_repeated:
             self.check_step()
         if self._samples_per_step is not None and not is_repeated:
@@ -362,9 +362,9 @@ class ElasticSampler:
         self._trained.clear()
 
     def commit(self, peers: Collection[int] | None = None) -> None:
-        """Commit the oldest claim with the contributions of these peers (None: this one), on all peers in order.
+        """Commit the oldest claim with the contributions of these peers (None: this one), in the same order on all.
 
-        Raises PCCLError INVALID_USAGE: other peers took part than have claimed.
+        Raises PCCLError INVALID_USAGE if peers without a claim took part.
         """
         numbers = {self._number} if peers is None else set(peers)
         known = {member.number for member in self._ledger.members}
@@ -375,14 +375,14 @@ class ElasticSampler:
         if self._trained and self._generation != self._ledger.generation:
             raise RuntimeError(
                 f"{self.drawn} samples were drawn between a claim and its commit, and the group has changed: claim "
-                "what is trained on before an average is waited for"
+                "samples before waiting for their average"
             )
         if self._log is not None:
             self._log.committed(commit)
 
     @property
     def _step(self) -> int:
-        """The step that what is drawn now will be claimed for."""
+        """The step for which samples drawn now will be claimed."""
         return self._ledger.steps + self._ledger.claims
 
     @property
@@ -398,7 +398,7 @@ def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> di
 
 
 def indices_at(positions: NDArray[np.int64], dataset_size: int, seed: int, shuffle: bool) -> NDArray[np.int64]:
-    """Return which samples of the dataset are at these positions of a stream."""
+    """Return the dataset indices of the samples at these stream positions."""
     epochs, places = np.divmod(positions, dataset_size)
     if not shuffle:
         return places

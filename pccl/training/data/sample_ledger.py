@@ -1,16 +1,17 @@
-"""The ledger of what a group has used of a data stream, and a peer's log of it.
+"""The ledger of the stream positions that a group has used, and a peer's log of its samples.
 
-Position g of the endless stream is sample g mod N of epoch g div N. The ledger changes by what all peers have alike:
+Position g of the endless stream is sample g mod N of epoch g div N. Only inputs that are equal on all peers change the
+ledger:
 
-    form     the members: the free positions are assigned (`pccl.training.data.stream`)
-    claim    how many of its positions each member has trained on for the step that is averaged next
-    commit   which contributions the average had: their claims are used; claims of others are free again
+    form     the members, to which the free positions are assigned (`pccl.training.data.stream`)
+    claim    how many of its positions each member has trained on for the next average
+    commit   the members in the average: their claims become used; claims of others become free
 
-A peer missing from an average is no longer a member, and its rest is assigned to the others at once, the lowest
-positions first. Where one member is two rounds ahead of another the rest is assigned again, in blocks as large as the
-last claims. The state has claims in flight as free, and names no members.
+A peer missing from an average is no longer a member, and its remaining positions are reassigned to the others at once,
+lowest first. If one member is two rounds ahead of another, the rest is reassigned in blocks as large as the last
+claims. The state lists claims in flight as free and does not name members.
 
-`SampleLog`, which `pccl.tools.audit` reads, is a JSON line for each event:
+`SampleLog`, which `pccl.tools.audit` reads, holds one JSON line per event:
 
     {"stream": {"dataset_size": 60000, "seed": 0, "shuffle": true}}         the first line of each process
     {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   to be trained on, for step 7
@@ -41,29 +42,29 @@ GENESIS = "0" * 32
 class Member:
     number: int
     name: str
-    """The name of a peer's time in the run, unique among all peers that ever were in it."""
+    """The name of a peer for one stay in the run, unique over the run's lifetime."""
     block: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     step: int
-    """Commits before it."""
+    """The number of earlier commits."""
     before: str
     after: str
     used: Mapping[str, Sequence[Range]]
     again: Sequence[Range]
-    """The ranges to be assigned again, as a lost peer had claimed them."""
+    """The ranges to reassign because lost peers had claimed them."""
 
 
 def history_after(before: str, step: int, used: Mapping[str, Sequence[Range]]) -> str:
-    """Return the next link of the chain, independent of the members that used positions."""
+    """Return the next hash of the chain, which does not depend on which members used the positions."""
     positions = merged(each for ranges in used.values() for each in ranges)
     return blake3.blake3(json.dumps([before, step, positions]).encode()).hexdigest()[: len(GENESIS)]
 
 
 class Ledger:
-    """The ledger; see the module. Not thread-safe."""
+    """The ledger; see the module docstring. Not thread-safe."""
 
     def __init__(self, dataset_size: int) -> None:
         self.dataset_size = dataset_size
@@ -75,13 +76,13 @@ class Ledger:
         self._pool = Pool()
         self._assignment: Assignment | None = None
         self.counts: list[int] = []
-        """The number of each member's positions in this assignment that are claimed."""
+        """The number of positions that each member has claimed in this assignment."""
         self._claims: deque[dict[int, list[Range]]] = deque()
-        """The claims of averages in flight, by members' numbers, oldest first."""
+        """The claims of averages in flight, oldest first, each by member number."""
 
     @property
     def claims(self) -> int:
-        """The number of claims that have not been committed."""
+        """The number of uncommitted claims."""
         return len(self._claims)
 
     def index(self, number: int) -> int:
@@ -89,21 +90,21 @@ class Ledger:
         return next(i for i, member in enumerate(self.members) if member.number == number)
 
     def form(self, members: Collection[Member]) -> None:
-        """Form the group; claims in flight are forgotten."""
+        """Form the group and drop claims in flight."""
         self._pool = self._free()
         self._claims.clear()
         self._assign(members)
 
     def ranges(self, index: int, begin: int, end: int) -> list[Range]:
-        """Return a member's positions number `begin` to before `end` in this assignment."""
+        """Return a member's positions from number `begin` up to, but not including, `end` in this assignment."""
         assert self._assignment is not None
         return self._assignment.ranges(index, begin, end)
 
     def claim(self, amounts: Mapping[int, int], on_their_way: int) -> None:
-        """Claim an amount of positions for each member with these numbers; other members have been lost.
+        """Claim `amounts` of positions by member number; members without an amount have been lost.
 
-        Where there are more claims than averages `on_their_way`, the last claim's average was never launched, and this
-        claim is added to it.
+        If there are more claims than averages `on_their_way`, the last claim's average was never launched, and this
+        claim is added to that one.
         """
         if len(self._claims) <= on_their_way:
             self._claims.append({member.number: [] for member in self.members})
@@ -132,20 +133,20 @@ class Ledger:
 
     @property
     def lowest(self) -> int:
-        """The lowest position that is not used: `lowest // dataset_size` epochs are complete."""
+        """The lowest unused position; `lowest // dataset_size` epochs are complete."""
         if self._assignment is None:
             return self._pool.position(0)
         claimed = [each[0] for claim in self._claims for ranges in claim.values() for each in ranges[:1]]
         return min([self._assignment.lowest(self.counts), *claimed])
 
     def state(self) -> dict[str, Any]:
-        """Return the state that is the same on all peers, in integers, strings and lists alone."""
+        """Return the state, the same on all peers, made of integers, strings and lists only."""
         pool = self._free()
         free = [list(each) for each in pool.free]
         return {"steps": self.steps, "history": self.history, "begun": pool.begun, "free": free}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load `state`, which leaves no members unless it equals this one. Raises KeyError, TypeError, ValueError."""
+        """Load a state and, if it differs, remove all members. Raises KeyError, TypeError, ValueError."""
         ours = self.state()
         if {name: state[name] for name in ours} == ours:
             return
@@ -170,7 +171,7 @@ class Ledger:
         return self._pool if self._assignment is None else self._assignment.rest(self.counts)
 
     def _free(self) -> Pool:
-        """Return the pool of positions that are not used, with claims in flight."""
+        """Return the pool of unused positions, including claims in flight."""
         return self._rest().with_back(each for claim in self._claims for ranges in claim.values() for each in ranges)
 
     def _is_uneven(self) -> bool:
@@ -183,7 +184,7 @@ def _size(ranges: Sequence[Range]) -> int:
 
 
 def _drop_what_is_not_whole(file: BinaryIO) -> None:
-    """Cut off an incomplete last line of a crashed process; its samples were never handed out."""
+    """Truncate an incomplete last line from a crashed process, whose samples were never handed out."""
     if os.fstat(file.fileno()).st_size:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
@@ -192,7 +193,7 @@ def _drop_what_is_not_whole(file: BinaryIO) -> None:
 
 
 class SampleLog:
-    """A file that is added to. Each line is one write. All methods raise OSError."""
+    """An append-only file. Each line is one write. All methods raise OSError."""
 
     def __init__(self, path: str | os.PathLike[str], dataset_size: int, seed: int, shuffle: bool) -> None:
         self._file: BinaryIO = Path(path).open("a+b", buffering=0)  # noqa: SIM115
@@ -219,4 +220,4 @@ class SampleLog:
     def _write(self, event: dict[str, Any]) -> None:
         line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
         if self._file.write(line) != len(line):
-            raise OSError(f"{self._file.name}: a line was written in part; is the disk full?")
+            raise OSError(f"{self._file.name}: a line was only partly written; is the disk full?")

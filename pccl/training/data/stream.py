@@ -1,13 +1,13 @@
 """The endless stream of samples: its order, and how free positions are assigned to peers.
 
-*The order* of an epoch is computed and never stored: a Feistel network with cycle walking (Black and Rogaway 2002), a
-bijection of the numbers below n. Round keys are Philox's output under (seed, epoch): the same on every machine.
+*The order* of an epoch is computed and never stored: a Feistel network with cycle walking (Black and Rogaway 2002) is a
+bijection of the numbers below n. Round keys are Philox's output for (seed, epoch), the same on every machine.
 
-*A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
-*An assignment* gives each member i a block of b_i offsets, then each another one, and so on.
+*A pool* is all positions from `begun` up and the free ranges below it; in ascending order they have *offsets* 0, 1, ...
+*An assignment* repeatedly gives each member i in turn a block of b_i offsets.
 
-*Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, the upper half of the counter
-is (step, peer). A stream counts in the lower half, so streams never overlap.
+*Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, and the upper half of the
+counter is (step, peer). A stream counts in the lower half, so streams never overlap.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FACTORS = tuple(np.uint64(factor) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB
 
 
 class Permutation:
-    """The numbers 0 to `size` - 1 in an order of (`seed`, `epoch`), each of 64 bits. Immutable."""
+    """The numbers 0 to `size` - 1 in an order derived from `seed` and `epoch`, 64 bits each. Immutable."""
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
         self._size = np.uint64(size)
@@ -66,11 +66,11 @@ permutation = lru_cache(maxsize=64)(Permutation)
 
 
 Range: TypeAlias = tuple[int, int]
-"""A range from its first number to before its second."""
+"""A half-open range (begin, end)."""
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges in their order, adjacent ones joined."""
+    """Return the ranges in the given order, with adjacent ones joined."""
     done: list[Range] = []
     for begin, end in ranges:
         if done and begin == done[-1][1]:
@@ -81,15 +81,15 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges ascending, without empty ones, adjacent ones joined. Asserts that none overlap."""
+    """Return the non-empty ranges in ascending order, with adjacent ones joined. Asserts that none overlap."""
     ordered = sorted(each for each in ranges if each[0] < each[1])
     for (_, end), (begin, _) in pairwise(ordered):
-        assert end <= begin, f"position {begin} is there twice"
+        assert end <= begin, f"position {begin} occurs twice"
     return joined(ordered)
 
 
 class Pool:
-    """The positions from `begun` on and those in `free`, below it. Immutable."""
+    """The positions from `begun` up and those in `free` below it. Immutable."""
 
     def __init__(self, begun: int = 0, free: Iterable[Range] = ()) -> None:
         ranges = merged(free)
@@ -109,7 +109,7 @@ class Pool:
         return next(self.ranges(offset, offset + 1))[0]
 
     def ranges(self, begin: int, end: int) -> Iterator[Range]:
-        """Yield the positions of these offsets."""
+        """Yield the positions at these offsets."""
         number = bisect_right(self._ends, begin)
         while begin < end and number < len(self.free):
             last = self.free[number][1]
@@ -122,12 +122,12 @@ class Pool:
             yield self.begun + begin - self.free_count, self.begun + end - self.free_count
 
     def with_back(self, ranges: Iterable[Range]) -> Pool:
-        """Return this pool with what was taken from it."""
+        """Return this pool with `ranges` added back."""
         return Pool(self.begun, [*self.free, *ranges])
 
 
 class Assignment:
-    """A pool assigned to members in blocks of these sizes, each at least 1. Immutable."""
+    """A pool assigned to members in blocks of the given sizes, each at least 1. Immutable."""
 
     def __init__(self, pool: Pool, blocks: Sequence[int]) -> None:
         assert min(blocks) >= 1, blocks
@@ -148,15 +148,15 @@ class Assignment:
             begin += count
 
     def ranges(self, member: int, begin: int, end: int) -> list[Range]:
-        """Return a member's positions number `begin` to before `end`, ascending."""
+        """Return a member's positions from number `begin` up to, but not including, `end`, in ascending order."""
         return joined(each for offsets in self._offsets(member, begin, end) for each in self.pool.ranges(*offsets))
 
     def lowest(self, counts: Sequence[int]) -> int:
-        """Return the lowest position that is left when each member has used `counts` of its own."""
+        """Return the lowest position left after each member has used its first `counts` positions."""
         return self.pool.position(min(self._offset(member, count) for member, count in enumerate(counts)))
 
     def rest(self, counts: Sequence[int]) -> Pool:
-        """Return the pool that is left when each member has used `counts` positions of its own."""
+        """Return the pool left after each member has used its first `counts` positions."""
         top = max(self._offset(member, count - 1) + 1 if count else 0 for member, count in enumerate(counts))
         left: list[Range] = []
         for member, count in enumerate(counts):
@@ -174,27 +174,27 @@ NUMBERS, SEEDS = 0, 1
 
 
 class RandomStreams:
-    """Generators by step and peer, of one seed.
+    """Random generators for each step and peer, from one seed.
 
-    Give it to a training class as `shared={"random": streams}`, and newcomers continue with the seed of the run. `peer`
-    is a number that differs between peers, such as their rank, or the same on all for common numbers. Thread-safe,
-    except for `load_state_dict`.
+    Pass it to a training class as `shared={"random": streams}` so that newcomers use the run's seed. `peer` is a number
+    that differs between peers, such as their rank, or is equal on all peers for common numbers. Thread-safe, except for
+    `load_state_dict`.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        """Raises ValueError: the seed is not an integer of 64 bits."""
+        """Raises ValueError if the seed is not an unsigned 64-bit integer."""
         self._seed = _word("seed", seed)
 
     def numpy(self, step: int, peer: int = 0) -> np.random.Generator:
-        """Return a generator at the start of its stream. Raises ValueError: `step` or `peer` has more than 64 bits."""
+        """Return a generator at its stream's start. Raises ValueError if `step` or `peer` does not fit in 64 bits."""
         return np.random.Generator(self._philox(NUMBERS, step, peer))
 
     def torch(self, step: int, peer: int = 0, device: Any = "cpu") -> Any:
-        """Return a `torch.Generator` on `device`, seeded with `number(step, peer)`. Raises ValueError as `numpy`."""
+        """Return a `torch.Generator` on `device`, seeded with `number(step, peer)`. Raises ValueError like `numpy`."""
         return sys.modules["torch"].Generator(device=device).manual_seed(self.number(step, peer))
 
     def number(self, step: int, peer: int = 0) -> int:
-        """Return 63 random bits, for `torch.manual_seed` and the like. Raises ValueError as `numpy`."""
+        """Return 63 random bits, for `torch.manual_seed` and the like. Raises ValueError like `numpy`."""
         return int(self._philox(SEEDS, step, peer).random_raw()) >> 1
 
     def _philox(self, purpose: int, step: int, peer: int) -> np.random.Philox:
@@ -205,7 +205,7 @@ class RandomStreams:
         return {"seed": self._seed}
 
     def load_state_dict(self, state_dict: dict[str, int], /) -> None:
-        """Load the seed of the run. Raises KeyError, ValueError: malformed."""
+        """Load the run's seed. Raises KeyError or ValueError if the state is malformed."""
         self._seed = _word("seed", int(state_dict["seed"]))
 
 

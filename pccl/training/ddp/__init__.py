@@ -1,1 +1,1 @@
-"""Data parallelism: gradients of every step, averaged during the backward pass."""
+"""Data parallelism: gradients are averaged in every step, during the backward pass."""

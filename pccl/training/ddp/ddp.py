@@ -1,12 +1,12 @@
 """Data parallelism: the gradients of every step are averaged during the backward pass.
 
-The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training.ddp.gradients`). A bucket whose
-gradients are all complete is reduced at once, under its own tag. `synchronize` launches the remaining buckets (unused
-parameters count as zero) and waits for all. `step` calls it if the program has not, and makes the optimizer's step.
+The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training.ddp.gradients`). A bucket is reduced
+under its own tag as soon as all its gradients are complete. `synchronize` launches the remaining buckets (unused
+parameters count as zero) and waits for all. `step` calls it if the program has not, and steps the optimizer.
 
-A peer that has written gradients in flight, or has replaced a replicated tensor, refuses the step, and no peer makes it
-(`pccl.training.ddp.refusals`). Hooks refuse steps of the optimizer outside of `DDP.step`, and backward passes between
-`synchronize` and `step`.
+A peer that has written to gradients in flight, or has replaced a replicated tensor, refuses the step, and then no peer
+takes it (`pccl.training.ddp.refusals`). Hooks reject optimizer steps outside of `DDP.step`, and backward passes
+between `synchronize` and `step`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from pccl.training.state.torch_state import (
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
 _of_thread = threading.local()
-"""The last DDP that `connect` has made in this thread, as a weak reference."""
+"""A weak reference to the last DDP that `connect` created in this thread."""
 _connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 logger = logging.getLogger(__name__)
@@ -64,33 +64,33 @@ logger = logging.getLogger(__name__)
 
 @atexit.register
 def _close_connected() -> None:
-    """Leave the runs of programs that end without `close`, unless they end by an exception."""
+    """Leave the run if the program ends without `close`, unless it ends with an exception."""
     if getattr(sys, "last_value", None) is not None:
         return
     for ddp in [each for each in _connected if each._is_connected_to()]:
         try:
             ddp.close()
         except Exception as error:
-            logger.error("closing DDP at the end of the program failed: %s", error)
+            logger.error("cannot close DDP at the end of the program: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
 class Step(StepReport):
     """The outcome of a step of `DDP`.
 
-    `world_size` is the fewest peers in the average of any bucket, and `waited_s` the time that `synchronize` took.
+    `world_size` is the smallest number of peers in any bucket's average, and `waited_s` is the time in `synchronize`.
     """
 
     is_skipped: bool = False
-    """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
+    """Whether the GradScaler skipped the optimizer's step, on all peers, because averages are not finite."""
 
 
 @outside_graphs
 class DDP(Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
 
-    Can be called and asked like the module, its `module`. All peers build the same module and optimizer and give the
-    same arguments. Uses the tags from `tag` on: one for refusals and one for each bucket. Not thread-safe. Example::
+    Can be called like its `module` and has the module's attributes. All peers must build the same module and optimizer
+    and give the same arguments. Uses tags from `tag` up: one for refusals, one per bucket. Not thread-safe. Example::
 
         ddp = DDP(communicator, model, optimizer)
         ddp.join(peers_min=4)
@@ -116,21 +116,21 @@ class DDP(Checkpointed):
         tag: int = 0,
     ) -> None:
         """Args:
-            quantization: Sends gradients in fewer bits.
-            bucket_bytes: Size of a bucket.
-            admit_every: Newcomers are let in after this many steps.
-            find_unused_parameters: For torch's signature; unused parameters count as zero in any case.
-            gradient_as_bucket_view: For torch's signature; must be True.
+            quantization: How to quantize the gradients that are sent.
+            bucket_bytes: The size of a bucket.
+            admit_every: Admit newcomers after this many steps.
+            find_unused_parameters: Accepted for compatibility with torch; unused parameters always count as zero.
+            gradient_as_bucket_view: Accepted for compatibility with torch; must be True.
             shared: Objects whose `state_dict()` is replicated, such as schedulers and a GradScaler.
-            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+            buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
             check_every: Compare digests after this many steps; None: as often as possible while costing less than
                 0.1 % of the time.
-            tag: First tag.
+            tag: The first tag.
 
         Raises:
-            ValueError, TypeError: The module has no parameters that require gradients, the optimizer has a state that
-                is not a tensor or parameters that are not the module's, or an argument is wrong.
-            PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, such as a distributed one.
+            ValueError, TypeError: The module has no parameters that require gradients, the optimizer has state that
+                is not a tensor or parameters that are not the module's, or an argument is invalid.
+            PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, for example a distributed one.
         """
         torch = sys.modules["torch"]
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -141,7 +141,7 @@ class DDP(Checkpointed):
         tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every, 1)
         bucket_bytes = as_int("bucket_bytes", bucket_bytes, 1)
         self.module = module
-        """The module that is trained."""
+        """The module being trained."""
         self._communicator = communicator
         self._address: str | None = None
         self._optimizer = optimizer
@@ -151,7 +151,7 @@ class DDP(Checkpointed):
         self._scalers = GradScalers(optimizer, (shared or {}).values())
         self._must_synchronize = True
         self._synchronized: GroupStep | None = None
-        """The step, once its gradients are averages."""
+        """The step in progress, after its gradients have been averaged."""
         self._weight: float | None = None
         self._is_stepping = False
         self._has_stepped = False
@@ -160,20 +160,20 @@ class DDP(Checkpointed):
         if not parameters:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         for name, parameter in module.named_parameters():
-            TensorInfo.from_torch(parameter.detach(), name)  # raises, before anything is changed
+            TensorInfo.from_torch(parameter.detach(), name)  # raises before anything is changed
         names = {id(p): name for name, p in module.named_parameters()}
         for parameter in optimized(optimizer):
             if id(parameter) not in names:
                 raise ValueError(
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the module's, so its "
-                    "gradients would not be averaged; put all that is trained into one module, such as a ModuleList"
+                    "gradients would not be averaged; put everything that is trained into one module, like a ModuleList"
                 )
         self._buckets = [Bucket(torch, each) for each in bucketed(parameters, bucket_bytes)]
         self._gradients = GradientAverages(communicator, self._buckets, tag + 1, quantization)
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
         self._refusals = StepRefusals(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
-        # Without content; its name says which peers can train together.
+        # The content is not used; peers can train together only if its name is equal.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
         name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
         options = {name: torch.zeros(1, device="cpu")}
@@ -209,7 +209,7 @@ class DDP(Checkpointed):
         self._hooks.append(optimizer.register_load_state_dict_post_hook(self._held.load_hook()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward pass, with its hooks; also under `torch.autocast`."""
+        """Run the module's forward pass with its hooks. Works under `torch.autocast`."""
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -229,30 +229,28 @@ class DDP(Checkpointed):
     def connect(
         cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
     ) -> DDP:
-        """Make a DDP with a communicator of its own, connected to the run at `address`, and join.
+        """Create a DDP with its own communicator, connect to the run at `address`, and join.
 
-        Use it in a `with closing(...)` block or call `close`, which closes the communicator too. A program that ends
-        without leaves the run, compares the last step, and logs an error if that fails.
+        Use it in a `with closing(...)` block or call `close`, which closes the communicator too. If the program ends
+        without doing so, it compares the last step, leaves the run, and logs an error if that fails.
 
         Args:
-            address: The master's; None: the environment's PCCL_MASTER.
-            peers_min: Peers that a new run starts with; None: as many as `pccl launch` has started.
-            options: Those of the constructor.
+            address: The master's address; None uses the environment variable PCCL_MASTER.
+            peers_min: The number of peers needed to start a new run; None: as many as `pccl launch` started.
+            options: Options of the constructor.
 
         Raises:
-            PCCLError: As `Communicator.connect` and `join`; INVALID_ARGUMENT: no address; INVALID_USAGE: this thread
+            PCCLError: From `Communicator.connect` and `join`. INVALID_ARGUMENT: no address. INVALID_USAGE: this thread
                 has another DDP in that run.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
-            text = (
-                "the master's address is missing: give one, or start the program with pccl launch, or set PCCL_MASTER"
-            )
+            text = "the master's address is missing: pass one, start the program with pccl launch, or set PCCL_MASTER"
             raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
         if (former := getattr(_of_thread, "latest", lambda: None)()) is not None and former._is_connected_to(address):
             text = (
-                f"this thread is in the run at {address} already, by a DDP that could never let this one in: close() "
-                "that one, or put all that is trained into one module, such as a ModuleDict, with one optimizer"
+                f"this thread already has a DDP in the run at {address}, which could never admit this one: close() "
+                "that one, or put everything that is trained into one module, such as a ModuleDict, with one optimizer"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.connect", text)
         if peers_min is None:
@@ -277,11 +275,11 @@ class DDP(Checkpointed):
         yield from self._replicated.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if it is new. Raises as `DiLoCo.join`."""
+        """Join the run, with at least `peers_min` peers if it is new. Raises the errors of `DiLoCo.join`."""
         return self._membership.join(peers_min)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Average the buckets with `hook(state, bucket)`, as torch's class does: see `pccl.training.comm_hooks`.
+        """Average the buckets with `hook(state, bucket)`, as torch's DDP does: see `pccl.training.comm_hooks`.
 
         Call it once, before `join`, with the same hook on all peers. Raises PCCLError INVALID_USAGE.
         """
@@ -289,18 +287,18 @@ class DDP(Checkpointed):
             raise TypeError(f"hook must be callable, not {type(hook).__name__}")
         what = ""
         if self._membership.is_under_way:
-            what = "this peer has joined: register the hook before"
+            what = "this peer has joined: register the hook before join"
         elif self._gradients.comm_hook is not None:
-            what = "there is a hook already"
+            what = "a hook is already registered"
         elif self._quantization is not None:
-            what = "a hook cannot be given with quantization=: give the options to bucket.average in it"
+            what = "a hook cannot be combined with quantization=: pass the options to bucket.average in the hook"
         if what:
             raise PCCLError(Result.INVALID_USAGE, "DDP.register_comm_hook", what)
         self._gradients.comm_hook = state, hook
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here only add to the gradients; the first one outside averages the sum."""
+        """Only accumulate gradients in this block's backward passes; the next one outside averages the sum."""
         before = self._must_synchronize
         self._must_synchronize = False
         try:
@@ -309,15 +307,15 @@ class DDP(Checkpointed):
             self._must_synchronize = before
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients, and leave them where they are unless `set_to_none`.
+        """Zero the gradients in place, or set them to None if `set_to_none`.
 
-        After `synchronize`, on all peers alike, this gives up the step. Raises PCCLError INVALID_USAGE in the middle of
-        one.
+        After `synchronize`, this gives up the step; call it on all peers. Raises PCCLError INVALID_USAGE if gradients
+        are in flight.
         """
         if self._synchronized is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
-                "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead, "
-                "or ddp.abandon() where the backward pass has failed"
+                "gradients are being sent to the other peers; call ddp.synchronize() first, or ddp.step() instead, or "
+                "ddp.abandon() if the backward pass has failed"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
         if self._synchronized is not None:
@@ -327,48 +325,46 @@ class DDP(Checkpointed):
             self.module.zero_grad(set_to_none=True)
 
     def synchronize(self, *, weight: float | None = None) -> None:
-        """Make the gradients the averages over all peers: a group call after the backward pass.
+        """Replace the gradients by the averages over all peers. A group call after the backward pass.
 
         Args:
-            weight: This peer's weight, such as its tokens: `sum(w * gradient) / sum(w)`. All peers give one, or none
-            does;
-                0 leaves a peer out. With weights gradients travel after the backward pass.
+            weight: This peer's weight, such as its number of tokens: `sum(w * gradient) / sum(w)`. Give one on all
+                peers or on none; 0 excludes a peer. Weighted gradients are sent after the backward pass.
 
-        Raises ValueError: the weight is negative, not finite, or not that of a former call of this step; PCCLError as
-        `step`.
+        Raises ValueError if the weight is negative, not finite, or differs from an earlier call in this step;
+        PCCLError like `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
             self._synchronize("DDP.synchronize", weight)
 
     def abandon(self) -> None:
-        """Give up the step on all peers, as after a failed backward pass: a group call instead of `step`.
+        """Give up the step on all peers, for example after a failed backward pass. A group call instead of `step`.
 
-        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE. Gradients are cleared on all, and samples
-        of the step are drawn again. Raises PCCLError INVALID_USAGE once the gradients have been averaged, else as
-        `step`.
+        On the other peers, `synchronize` or `step` raises PCCLError INVALID_USAGE. All peers clear their gradients and
+        draw the step's samples again. Raises PCCLError INVALID_USAGE if the gradients have been averaged, otherwise
+        the errors of `step`.
         """
         if self._synchronized is not None:
-            text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
+            text = "the gradients of this step have been averaged: to give it up, call ddp.zero_grad() on all peers"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
         with self._step("DDP.abandon"):
             self._exchange(None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
-        """Average gradients, step the optimizer, clear gradients and let newcomers in: a group call.
+        """Average gradients, step the optimizer, clear gradients and admit newcomers. A group call.
 
         Args:
-            scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do, the same on
-            all
-                peers. Put it into `shared`.
+            scaler: A `torch.amp.GradScaler`, whose `step(optimizer)` and `update()` are called, with the same result
+                on all peers. Put it into `shared`.
             weight: As in `synchronize`.
 
         Raises:
-            PCCLError: The master is lost, or this peer was evicted. INVALID_USAGE on all peers, with the gradients
-                cleared: a peer has refused the step. INVALID_USAGE here: `join` was not called, or a former step was
-                interrupted or failed in the optimizer: close, and make a communicator and a DDP again.
+            PCCLError: The master was lost or this peer was evicted. INVALID_USAGE on all peers, with the gradients
+                cleared: a peer refused the step. INVALID_USAGE on this peer: `join` was not called, or an earlier step
+                was interrupted or failed in the optimizer; close, and create a new communicator and DDP.
             DivergenceError: Replicated state differs between peers.
-            ValueError: As `synchronize`.
+            ValueError: See `synchronize`.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
@@ -391,12 +387,12 @@ class DDP(Checkpointed):
         return step.report(Step, world_size, is_skipped=not self._has_stepped)
 
     def finish(self) -> None:
-        """Compare the replicated state, on all peers after the last step. Raises as `step`."""
+        """Compare the replicated state, on all peers after the last step. Raises the errors of `step`."""
         with self._step("DDP.finish"):
             self._replicated.check(self.revision)
 
     def close(self) -> None:
-        """Remove the hooks; after `connect`, leave the run too. Raises OSError of a save, DivergenceError."""
+        """Remove the hooks; after `connect`, also leave the run. Raises a save's OSError, DivergenceError."""
         for hook in self._hooks:
             hook.remove()
         with closing(self._communicator) if self._address is not None else nullcontext():
@@ -425,8 +421,8 @@ class DDP(Checkpointed):
     def _step(self, func_name: str) -> Iterator[None]:
         if self._has_failed:
             text = (
-                "the optimizer failed in the middle of a step, and this peer's parameters may not be the others': "
-                "close the communicator, and join again"
+                "the optimizer failed during a step, and this peer's parameters may differ from the others': "
+                "close the communicator and join again"
             )
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
         with self._membership.step(func_name):
@@ -440,7 +436,7 @@ class DDP(Checkpointed):
         if weight is not None and self._synchronized is not None and weight != self._weight:
             had = "no weight" if self._weight is None else f"weight {self._weight:g}"
             raise ValueError(
-                f"weight {weight:g}: the gradients of this step have been averaged with {had}; give it to "
+                f"weight {weight:g}: the gradients of this step have been averaged with {had}; pass the weight to "
                 "ddp.synchronize()"
             )
         return weight
@@ -453,7 +449,7 @@ class DDP(Checkpointed):
             raise PCCLError(Result.INVALID_USAGE, func_name, self._refusals.explained(refusals))
 
     def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
-        """Make the gradients averages, or clear them if any peer refuses. `what`: this peer's refusal, if known."""
+        """Average the gradients, or clear them if any peer refuses. `what` is this peer's refusal, if known."""
         self._weight = weight
         step = GroupStep(self._membership, self._replicated)
         with step.waiting():
@@ -483,10 +479,7 @@ class DDP(Checkpointed):
         return []
 
     def _commit(self, step: GroupStep) -> None:
-        """Mark the samples of the step as used, also where it is given up.
-
-        A peer counts if all buckets have its part.
-        """
+        """Mark the step's samples as used, even if it is given up, for the peers that contributed to all buckets."""
         *buckets, refusals = step.outcomes[: len(self._buckets) + 1]
         peers = [set(each.peers) for each in buckets if each.peers] or [set(refusals.peers)]
         step.claim()
@@ -502,7 +495,7 @@ class DDP(Checkpointed):
                 else:
                     scaler.step(self._optimizer)
                     if found_inf(scaler, self._optimizer):
-                        self._has_stepped = False  # fused optimizers are called all the same
+                        self._has_stepped = False  # the scaler calls fused optimizers even then
                     scaler.update()
         finally:
             self._is_stepping = False
@@ -513,7 +506,7 @@ class DDP(Checkpointed):
         self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:
-        ddp = weakref.ref(self)  # torch keeps hooks where Python's garbage collector does not see them
+        ddp = weakref.ref(self)  # Python's garbage collector does not see torch's references to hooks
 
         def gradient_is_there(_: Any) -> None:
             there = ddp()
@@ -531,8 +524,8 @@ class DDP(Checkpointed):
                 return
             if not there._is_stepping:
                 text = (
-                    "a step that is not made by ddp.step() would lead this peer's parameters away from the others': "
-                    "write ddp.step() instead of optimizer.step(), it averages the gradients and steps; "
+                    "a step outside of ddp.step() would make this peer's parameters diverge from the others': "
+                    "call ddp.step() instead of optimizer.step(), to average the gradients and step; "
                     "ddp.step(scaler) instead of scaler.step(optimizer) and scaler.update()"
                 )
                 raise PCCLError(Result.INVALID_USAGE, "optimizer.step", text)
@@ -545,13 +538,13 @@ class DDP(Checkpointed):
             raise self._replicated.failure
         if self._synchronized is not None:
             raise RuntimeError(
-                "a backward pass after ddp.synchronize() adds this peer's own gradients to the averages: call "
-                "ddp.step() before it, or ddp.zero_grad() on all peers to give up the step"
+                "a backward pass after ddp.synchronize() would add this peer's own gradients to the averages: call "
+                "ddp.step() first, or ddp.zero_grad() on all peers to give up the step"
             )
         if self._gradients.buckets[number].has(i):
             raise RuntimeError(
-                "a second backward pass since the last step: use no_sync() for all but the last; or ddp.abandon(), to "
-                "give up the step after one that has failed"
+                "a second backward pass since the last step: use no_sync() for all but the last one, or ddp.abandon() "
+                "to give up the step after a backward pass that failed"
             )
         if not self._must_synchronize:
             return

@@ -1,16 +1,17 @@
 """Gradients in buckets: flat buffers that are averaged during the backward pass, with weights and communication hooks.
 
-A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in the other, and then they
-change places. A bucket must not be written from its last complete gradient until `give`: before the step the version
-counter of each view is compared, and the sum of the buffer's words, for writes that do not count.
+A bucket has two buffers. The gradients are views of one, which is sent; the average is received into the other, and
+then the two are swapped. A bucket must not be written between its last complete gradient and `give`. To detect writes,
+the version counter of each view is compared before the step, and also the sum of the buffer's words, because some
+writes do not advance the counter.
 
 *Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
-factors in float64. `2**e` is above the largest weight, so products do not overflow. Weights are sent with the refusals,
-after the backward pass; buckets are launched plain (None) or as weighted sums with exponent `e`. Then, alike on all:
+factors in float64. `2**e` exceeds the largest weight, so products do not overflow. Weights are sent with the refusals,
+after the backward pass. Buckets are launched plain (None) or as weighted sums with exponent `e`. Then, on all peers:
 
-1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
-   So a first weighted step, and one after an admission, send gradients twice.
-2. A peer that is in an average but whose weight is unknown has been lost since: that bucket is launched again.
+1. If the step needs a different form than the one launched, all buckets are launched again in that form, which is kept
+   from then on. The first weighted step, and one after an admission, therefore send gradients twice.
+2. If an average includes a peer of unknown weight, that peer was lost afterwards, and the bucket is launched again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ BUCKET_BYTES = 4 << 20
 WORD_BYTES = 8
 ALONE = Outcome(1, 0, 0, 0)
 CHUNK = 1 << 18
-"""Elements that are scaled at a time, so that float64 takes little memory."""
+"""The number of elements scaled at a time, which limits the memory for float64."""
 ALL = -1
-"""A place in a bucket that means: unknown which gradient."""
+"""The place in a bucket that stands for an unknown gradient."""
 
 
 class FlatBuffer:
@@ -45,21 +46,21 @@ class FlatBuffer:
         size_bytes = sum(counts) * first.element_size()
         memory = torch.zeros(-(-size_bytes // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=first.device)
         self.flat = memory[:size_bytes].view(first.dtype)
-        # `data` has a version counter of its own.
+        # `data` has its own version counter.
         self.views = [part.view(p.shape).data for part, p in zip(self.flat.split(counts), parameters, strict=True)]
         self._words = memory.view(torch.int64)
         self._host = self._words.numpy().view(np.uint64) if first.device.type == "cpu" else None
 
     def sum(self) -> Any:
-        """Return the sum of the words: a number, or a tensor on the buffer's device that may not be computed yet."""
+        """Return the sum of the words: a number, or a tensor on the buffer's device that may still be computed."""
         return int(self._host.sum()) if self._host is not None else self._words.sum()
 
 
 class Bucket:
-    """Parameters and their gradients, which are averaged together. Not thread-safe."""
+    """Parameters whose gradients are averaged together. Not thread-safe."""
 
     def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
-        """`parameters` are of one dtype and on one device."""
+        """`parameters` have the same dtype and device."""
         self.parameters = list(parameters)
         self.average: Relaunched | HookedAverage | None = None
         self._torch = torch
@@ -67,7 +68,7 @@ class Bucket:
         self._received: FlatBuffer | None = None
         self._landed: Outcome | None = None
         self._versions: list[int | None] = [None] * len(self.parameters)
-        """The version of each gradient that this backward pass has completed."""
+        """The version of each gradient when the backward pass completed it, or None."""
         self._sum: Any = None
 
     @property
@@ -83,22 +84,22 @@ class Bucket:
         return None not in self._versions
 
     def has(self, i: int) -> bool:
-        """Whether this step has the gradient of parameter `i` already."""
+        """Return whether this step already has the gradient of parameter `i`."""
         return self.average is not None or self._versions[i] is not None
 
     def take(self, i: int) -> None:
-        """The gradient of parameter `i` is complete. Raises ValueError: it cannot be averaged."""
+        """Take the complete gradient of parameter `i`. Raises ValueError if it cannot be averaged."""
         self._move_in(i)
         self._versions[i] = self.views[i]._version
         self._sum = None
 
     def note(self) -> None:
-        """The backward pass is over: the gradients must not change from here on."""
+        """Record the sum at the end of the backward pass; from then on the gradients must not change."""
         if self._sum is None:
             self._sum = self._sent.sum()
 
     def fill(self) -> None:
-        """Fill in the gradients of unused parameters: zero, or what earlier backward passes have added."""
+        """Fill in the gradients of unused parameters: zero, or the sum from earlier backward passes."""
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if self._versions[i] is not None:
                 continue
@@ -109,13 +110,13 @@ class Bucket:
                 self._move_in(i)
 
     def result(self) -> Any:
-        """Return the flat tensor where the average arrives."""
+        """Return the flat tensor that receives the average."""
         if self._received is None:
             self._received = FlatBuffer(self._torch, self.parameters)
         return self._received.flat
 
     def weighed(self, factor: float) -> Any:
-        """Return the gradients times `factor`, in `result`; all 0 where `factor` is."""
+        """Return the gradients times `factor`, in `result`; all 0 if `factor` is 0."""
         flat = self.result()
         if factor == 0:
             return flat.zero_()
@@ -125,21 +126,21 @@ class Bucket:
         return flat
 
     def divide(self, total: float) -> None:
-        """Make the landed sum the mean: the same bits on CPUs and GPUs."""
+        """Turn the landed sum into the mean, with the same bits on CPUs and GPUs."""
         flat = self.result()
-        # A number would be inverted and multiplied by on GPUs.
+        # GPUs would multiply by the inverse of a plain number.
         divisor = self._torch.tensor(total, dtype=self._torch.float64, device=flat.device)
         with default_torch_arithmetic(self._torch):
             for part in flat.split(CHUNK):
                 part.copy_(part.to(self._torch.float64).div_(divisor))
 
     def keep_none(self) -> None:
-        """Make the mean 0."""
+        """Set the mean to 0."""
         self.result().zero_()
         self._sent.flat.zero_()
 
     def changed(self) -> int | None:
-        """Return the place of a gradient that was written since it was complete, or ALL; None: none was."""
+        """Return the place of a gradient written after its completion, ALL if it is unknown, or None."""
         for i, (parameter, view, version) in enumerate(zip(self.parameters, self.views, self._versions, strict=True)):
             if version is not None and (parameter.grad is not view or view._version != version):
                 return i
@@ -152,7 +153,7 @@ class Bucket:
         return self._landed
 
     def give(self) -> None:
-        """Make the landed average the gradients, except of parameters that have been frozen since."""
+        """Make the landed average the parameters' gradients, except for parameters frozen in the meantime."""
         assert self._landed is not None
         if self._landed.world_size > 1:
             assert self._received is not None
@@ -161,7 +162,7 @@ class Bucket:
             parameter.grad = view if parameter.requires_grad else None
 
     def clear(self) -> None:
-        """Get ready for the next step. No average may be in flight."""
+        """Prepare for the next step. No average may be in flight."""
         self.average = self._landed = self._sum = None
         self._versions = [None] * len(self.parameters)
         self._sent.flat.zero_()
@@ -172,8 +173,8 @@ class Bucket:
         parameter, view = self.parameters[i], self.views[i]
         if parameter.grad.is_sparse:
             raise ValueError(
-                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; only dense ones "
-                "are averaged, as an Embedding has them without sparse=True"
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; only dense gradients can "
+                "be averaged, such as those of an Embedding without sparse=True"
             )
         if parameter.grad is not view:
             view.copy_(parameter.grad)
@@ -181,7 +182,7 @@ class Bucket:
 
 
 def bucketed(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
-    """Yield the parameters in groups of one dtype on one device, last parameter first."""
+    """Yield the parameters in groups of equal dtype and device, last parameter first."""
     bucket: list[Any] = []
     size_bytes = 0
     for parameter in reversed(parameters):
@@ -196,14 +197,14 @@ def bucketed(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]
 
 
 class GradBucket:
-    """torch.distributed.GradBucket's interface, and `average`. For use until the hook's future is complete."""
+    """A bucket with torch.distributed.GradBucket's interface and `average`, valid until the hook's future completes."""
 
     def __init__(
         self, communicator: Communicator, bucket: Bucket, tag: int, step: int, number: int, count: int
     ) -> None:
         self.bucket = bucket
         self.flying: deque[tuple[Relaunched, Any, Any, Any]] = deque()
-        """Averages, each with its future, the sent tensor and the receiving one."""
+        """Averages in flight, each with its future, the tensor sent and the tensor received into."""
         self._communicator = communicator
         self._tag = tag
         self._step = step
@@ -215,11 +216,11 @@ class GradBucket:
         return self._number
 
     def is_last(self) -> bool:
-        """Whether it is the one with the first parameters."""
+        """Return whether it is the bucket with the first parameters."""
         return self._number == self._count - 1
 
     def buffer(self) -> Any:
-        """Return all gradients in a flat tensor, to be read."""
+        """Return all gradients in a flat tensor, which must not be written."""
         return self.bucket.flat
 
     def gradients(self) -> list[Any]:
@@ -232,8 +233,8 @@ class GradBucket:
     def average(self, tensor: Any, quantization: QuantizationOptions | None = None) -> Any:
         """Return a torch.futures.Future of the mean of `tensor` over all peers.
 
-        `tensor` is contiguous, of a dtype that `all_reduce` takes. Unless it is `buffer()`, it is overwritten. Raises
-        PCCLError.
+        `tensor` must be contiguous and of a dtype that `all_reduce` takes. It is overwritten unless it is `buffer()`.
+        Raises PCCLError.
         """
         torch = sys.modules["torch"]
         out = self.bucket.result() if tensor is self.bucket.flat else None
@@ -247,29 +248,29 @@ CommHook: TypeAlias = Callable[[Any, GradBucket], Any]
 
 
 class HookedAverage:
-    """A bucket in flight through a hook."""
+    """A bucket whose average a hook has started."""
 
     def __init__(self, bucket: GradBucket, state: Any, hook: CommHook) -> None:
         self._bucket = bucket
         self._returned = hook(state, bucket)
 
     def wait(self) -> Outcome:
-        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer. Raises as the hook."""
+        """Wait for the hook's result and store it: in `result`, or in the buffer if alone. Raises the hook's errors."""
         bucket = self._bucket
         costs = []
         while bucket.flying:
             op, future, sent, received = bucket.flying.popleft()
-            costs.append(op.wait())  # in the order that is the same on all peers
+            costs.append(op.wait())  # in the same order on all peers
             future.set_result(received if costs[-1].world_size > 1 else sent)
         returned = self._returned
         if hasattr(returned, "wait") and hasattr(returned, "done"):
             if not returned.done():
-                raise RuntimeError("the communication hook returned a future that is never completed")
+                raise RuntimeError("the communication hook returned a future that never completes")
             returned = returned.wait()
         flat = bucket.buffer()
         if not hasattr(returned, "copy_") or returned.numel() != flat.numel():
             what = f"{returned.numel()} elements" if hasattr(returned, "numel") else type(returned).__name__
-            raise TypeError(f"the communication hook must give a tensor of {flat.numel()} elements, but gave {what}")
+            raise TypeError(f"the communication hook must return a tensor of {flat.numel()} elements, not {what}")
         outcome = combined(costs) if costs else ALONE
         target = bucket.bucket.result() if outcome.world_size > 1 else flat
         if returned.data_ptr() != target.data_ptr():
@@ -278,7 +279,7 @@ class HookedAverage:
 
 
 def name_of(hook: tuple[Any, CommHook] | None) -> str:
-    """Return what peers compare of a hook: its name, and its state where that is options."""
+    """Return the text by which peers compare hooks: the name, and the state if it is quantization options."""
     if hook is None:
         return ""
     state, function = hook
@@ -287,7 +288,7 @@ def name_of(hook: tuple[Any, CommHook] | None) -> str:
 
 
 EXPONENT_SLACK = 4
-"""The largest excess of an exponent over what a step needs: launching again costs a step's time."""
+"""How far an exponent may exceed a step's need before buckets are relaunched, which costs a step's time."""
 
 
 def factor_of(weight: float, exponent: int) -> float:
@@ -295,7 +296,7 @@ def factor_of(weight: float, exponent: int) -> float:
 
 
 def form_of(weights: Mapping[int, float], used: int | None) -> int | None:
-    """Return how buckets are to be launched for these weights (NaN: none), when they were launched with `used`."""
+    """Return the form that buckets launched with `used` need for these weights (NaN: no weight)."""
     if any(math.isnan(weight) for weight in weights.values()):
         return None
     largest = max(weights.values())
@@ -312,9 +313,9 @@ def settle_buckets(
     used: int | None,
     launch: Callable[[int, int | None], None],
 ) -> tuple[list[Outcome], int | None]:
-    """Make what the buckets hold the means that the weights ask for. A group call.
+    """Turn the landed buckets into the means for these weights. A group call.
 
-    Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
+    Return the outcomes and the form for the next step's buckets. `launch(number, exponent)` relaunches a bucket.
     """
     form = form_of(weights, used)
     done = list(averages)
@@ -337,7 +338,7 @@ def settle_buckets(
 
 
 class GradientAverages:
-    """All buckets of a module. Not thread-safe, except for what torch calls on the thread of the backward pass."""
+    """All buckets of a module. Not thread-safe, except for the calls that torch makes on the backward pass's thread."""
 
     def __init__(
         self,
@@ -346,7 +347,7 @@ class GradientAverages:
         tag: int,
         quantization: QuantizationOptions | None,
     ) -> None:
-        """`tag` is that of the first bucket; the next ones follow it."""
+        """`tag` is the first bucket's tag; the other buckets use the tags that follow."""
         self.buckets = buckets
         self.comm_hook: tuple[Any, CommHook] | None = None
         self._communicator = communicator
@@ -367,7 +368,7 @@ class GradientAverages:
             torch.autograd.Variable._execution_engine.queue_callback(self._note)
 
     def _note(self) -> None:
-        """The backward pass is over."""
+        """Record the sums at the end of the backward pass."""
         self._is_note_queued = False
         for bucket in self.buckets:
             bucket.note()
@@ -386,7 +387,7 @@ class GradientAverages:
     def settle(
         self, averages: list[Outcome], weights: Mapping[int, float], own: float | None, revision: int
     ) -> list[Outcome]:
-        """As `settle_buckets`; `own` is this peer's weight. Has no effect with a communication hook."""
+        """Call `settle_buckets` with this peer's weight `own`. Has no effect with a communication hook."""
         if self.comm_hook is not None:
             return averages
 
@@ -406,7 +407,7 @@ class GradientAverages:
             bucket.clear()
 
     def forget_weights(self) -> None:
-        """Launch the next step's buckets plain, since newcomers do not know the exponent."""
+        """Launch the next step's buckets plain because newcomers do not know the exponent."""
         self._exponent = None
 
     def _launch(self, number: int, weight: float | None, revision: int) -> None:
@@ -419,7 +420,7 @@ class GradientAverages:
             bucket.average = HookedAverage(given, *self.comm_hook)
 
     def _launch_plain(self, number: int, exponent: int | None, weight: float | None, revision: int) -> None:
-        """Launch a bucket, for the first time or again after it has landed."""
+        """Launch a bucket, or relaunch it after it has landed."""
         bucket = self.buckets[number]
         sent, out, op = bucket.flat, bucket.result(), ReduceOp.AVG
         if exponent is not None:

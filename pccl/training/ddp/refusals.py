@@ -1,7 +1,7 @@
 """Refusing a step on all peers: the exchange, the reasons and their texts.
 
-Before every step all peers gather a few integers from each, in one op: zeros, or a refusal, and the peer's weight. The
-op is launched after the last gradient and waited for after the averages, so it adds no round trip.
+Before every step, one op gathers a few integers from each peer: zeros or a refusal, and the peer's weight. The op is
+launched after the last gradient and waited for after the averages, so it adds no round trip.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.training.state.torch_state import HeldTensors, optimized
 
 FINE = (0, 0, 0)
 UNLIKE = -1
-"""The first number of a refusal of a peer whose options differ."""
+"""The first integer of the refusal recorded for a peer whose options differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Refusal:
 
 
 class RefusalExchange:
-    """The exchange in flight. All peers of the group launch it, with the same tag and step."""
+    """The exchange in flight. All peers of the group launch it with the same tag and step."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RefusalExchange:
         self._what = what
         self._number = number
         self.numbers: dict[int, float] = {}
-        """The peers' numbers, by peer, once `wait` has returned."""
+        """The `number` of each peer, after `wait` has returned."""
         row = np.array([*what, zlib.crc32(alike.encode()), 0], np.int64)
         row[-1:] = np.array([number]).view(np.int64)
         self._op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
@@ -75,34 +75,34 @@ class RefusalExchange:
 
 
 CHANGED, NOT_AVERAGED, UNSCALED, REPLACED, UNWEIGHTED, ABANDONED = range(1, 7)
-"""Kinds of refusals. Two integers follow: of CHANGED the bucket and a place in it, of others a place or zeros."""
+"""Kinds of refusals. Two integers follow: for CHANGED the bucket and a place in it, for others a place or zeros."""
 
 REASONS = {
-    UNLIKE: "has another communication hook than this peer, or other options of it: register the same on all",
+    UNLIKE: "has a different communication hook than this peer, or other options of it: register the same on all",
     CHANGED: (
-        "has changed the gradient of {name} while it was on its way to the others: write ddp.synchronize() before what "
-        "changes gradients, such as clip_grad_norm_ or scaler.unscale_; from then on they are the averages"
+        "has changed the gradient of {name} while it was being sent: call ddp.synchronize() before code that "
+        "changes gradients, such as clip_grad_norm_ or scaler.unscale_; after it they are the averages"
     ),
     NOT_AVERAGED: (
-        "has a gradient of {name}, which is not averaged, since it did not require gradients or was not there when the "
-        "DDP was made: make it again after what unfreezes or adds parameters"
+        "has a gradient of {name}, which is not averaged because it did not require gradients or did not exist when "
+        "the DDP was created: create the DDP after unfreezing or adding parameters"
     ),
     UNSCALED: (
-        "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() before it"
+        "has called scaler.unscale_(optimizer) before the gradients were averaged: call ddp.synchronize() first"
     ),
     REPLACED: (
-        "has replaced the tensor {name}, which peers have in common, as module.to() does: move and convert the module "
-        "before the DDP is made"
+        "has replaced the replicated tensor {name}, as module.to() does: move and convert the module before the DDP "
+        "is created"
     ),
     ABANDONED: "has given up the step with ddp.abandon()",
-    UNWEIGHTED: "gave no weight=, as others did: all give one to ddp.step() or ddp.synchronize(), or none does",
+    UNWEIGHTED: "gave no weight=, but others did: give one to ddp.step() or ddp.synchronize() on all peers or on none",
 }
-"""What a peer has done, with the `{name}` of what it has done it to."""
+"""What a peer has done, where `{name}` is the affected tensor."""
 SHOWN = 3
 
 
 class StepRefusals:
-    """This peer's reasons to refuse a step, found before each, and the text of all peers' reasons. Not thread-safe."""
+    """Finds this peer's reason to refuse a step, and explains all peers' refusals. Not thread-safe."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class StepRefusals:
         held: HeldTensors,
         is_unscaled: Callable[[], bool],
     ) -> None:
-        """`names` are those of the module's parameters, by `id`; `is_unscaled` finds UNSCALED."""
+        """`names` are the names of the module's parameters, by `id`; `is_unscaled` detects UNSCALED."""
         self._optimizer = optimizer
         self._names = names
         self._buckets = buckets
@@ -135,13 +135,13 @@ class StepRefusals:
         return (REPLACED, place, 0) if place is not None else FINE
 
     def explained(self, objections: Sequence[Refusal]) -> str:
-        """Return the text that all peers raise. It names the same tensors everywhere, as all have the same module."""
+        """Return the text that all peers raise. All have the same module, so it names the same tensors on each."""
         told = "; ".join(
             f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
             for each in objections[:SHOWN]
         )
         more = f" (and {len(objections) - SHOWN} more)" if len(objections) > SHOWN else ""
-        return f"{told}{more}. No peer has made this step, and its gradients are cleared on all"
+        return f"{told}{more}. No peer has taken this step, and its gradients are cleared on all"
 
     def _reason(self, kind: int, number: int, place: int) -> str:
         name = ""
@@ -154,12 +154,12 @@ class StepRefusals:
             parameters = self._buckets[number].parameters
             name = repr(self._names[id(parameters[0 if place == ALL else place])])
             if place == ALL and len(parameters) > 1:
-                name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
+                name += f" or of another parameter down to {self._names[id(parameters[-1])]!r}"
         return REASONS[kind].format(name=name)
 
 
 def found_inf(scaler: Any, optimizer: Any) -> bool:
-    """Whether the scaler has found infinities in this step, before its `update`."""
+    """Return whether the scaler found infinities in this step; call it before the scaler's `update`."""
     return any(bool(found) for found in _state(scaler, optimizer).get("found_inf_per_device", {}).values())
 
 
@@ -169,22 +169,22 @@ def _state(scaler: Any, optimizer: Any) -> dict[str, Any]:
 
 
 class GradScalers:
-    """The GradScalers that are known to step this optimizer. Not thread-safe."""
+    """The GradScalers known to step this optimizer. Not thread-safe."""
 
     def __init__(self, optimizer: Any, shared: Iterable[object]) -> None:
         self._optimizer = optimizer
         self._known = weakref.WeakSet[Any](each for each in shared if hasattr(each, "_per_optimizer_states"))
 
     def is_unscaled(self) -> bool:
-        """Whether one of them has unscaled the gradients of this step."""
+        """Return whether one of them has unscaled this step's gradients."""
         stages = (_state(each, self._optimizer).get("stage") for each in self._known)
         return any(getattr(stage, "name", "") == "UNSCALED" for stage in stages)
 
     def forget(self) -> None:
-        """Forget a step that is given up: scalers may unscale the next one's gradients."""
+        """Forget a step that was given up, so that scalers may unscale the next step's gradients."""
         for each in self._known:
             getattr(each, "_per_optimizer_states", {}).pop(id(self._optimizer), None)
 
     def add(self, scaler: Any) -> None:
-        """Know a scaler that a step was given."""
+        """Add a scaler that was passed to a step."""
         self._known.add(scaler)

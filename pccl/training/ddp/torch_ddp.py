@@ -1,11 +1,11 @@
-"""A communication hook that makes torch's own DistributedDataParallel average over pccl's peers.
+"""A communication hook that makes torch's DistributedDataParallel average over pccl's peers.
 
     state = SharedState.from_torch(model)
     model = torch.nn.parallel.DistributedDataParallel(model)  # over a process group of this process alone
     model.register_comm_hook(None, torch_comm_hook(communicator, model, revision=lambda: state.revision))
 
-For programs that must keep that class; `DDP` does more. torch assigns gradients to buckets again after the first
-backward pass, so a newcomer would have other buckets than the rest. The hook copies gradients into buckets of its own.
+For programs that must keep that class; `DDP` does more. torch reassigns gradients to buckets after the first backward
+pass, so a newcomer's buckets would differ from the others'. The hook therefore copies gradients into its own buckets.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ def torch_comm_hook(
 ) -> Callable[[Any, Any], Any]:
     """Return a hook for `model.register_comm_hook(None, hook)` that averages over pccl's peers.
 
-    All peers give the same arguments. The hook is for the thread of the backward passes, and for one communicator.
-    Errors come out of `backward`: PCCLError except for losses, RuntimeError after a backward pass that failed halfway.
+    All peers give the same arguments. Use the hook with one communicator, on the thread of the backward passes.
+    `backward` raises PCCLError, except for losses, and RuntimeError after a backward pass that failed halfway.
 
     Args:
-        communicator: The peer group. The hook uses the tags from `tag` on, one for each bucket.
+        communicator: The peer group. The hook uses one tag per bucket, from `tag` up.
         model: The DistributedDataParallel, over a process group of one process.
-        revision: Returns the number of steps of the run: the same on all peers that average together.
-        quantization: Sends gradients in fewer bits.
-        bucket_bytes: Size of a bucket.
-        tag: First tag.
+        revision: Returns the number of steps of the run, which is the same on all peers that average together.
+        quantization: How to quantize the gradients that are sent.
+        bucket_bytes: The size of a bucket.
+        tag: The first tag.
 
     Raises:
         TypeError: `model` is of another class.
-        ValueError: The model has a process group of several processes, or `find_unused_parameters` or `static_graph`,
-            with which torch does not apply averages of parameters that only other peers have used.
+        ValueError: The model has a process group of several processes, or sets `find_unused_parameters` or
+            `static_graph`, with which torch ignores averages of parameters that only other peers used.
     """
     torch = sys.modules["torch"]
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, not {type(model).__name__}")
     if model.process_group.size() != 1:
         raise ValueError(
-            f"the model's process group has {model.process_group.size()} processes: give each a process group of its "
-            "own, process_group=torch.distributed.new_group([rank]), or use FSDP and pccl.training.Site"
+            f"the model's process group has {model.process_group.size()} processes: give each its own process group, "
+            "process_group=torch.distributed.new_group([rank]), or use FSDP and pccl.training.Site"
         )
     for name in ("find_unused_parameters", "static_graph"):
         if getattr(model, name):
-            raise ValueError(f"{name}=True: use pccl.training.DDP, where unused parameters count as zero")
+            raise ValueError(f"{name}=True: use pccl.training.DDP, which counts unused parameters as zero")
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     assigned = bucketed(parameters, bucket_bytes)
     hook = _Hook(torch, communicator, [_Bucket(torch, each) for each in assigned], revision, quantization, tag)
-    return lambda state, bucket: hook.take(bucket)  # torch refuses annotations but its own
+    return lambda state, bucket: hook.take(bucket)  # torch rejects annotations other than its own
 
 
 class _Bucket:
@@ -110,7 +110,7 @@ class _Hook:
             number, i = self._places[id(parameter)]
             bucket = self._buckets[number]
             if bucket.has[i]:
-                raise RuntimeError("a former backward pass failed halfway: make the DistributedDataParallel again")
+                raise RuntimeError("an earlier backward pass failed halfway: create a new DistributedDataParallel")
             bucket.sent.views[i].copy_(gradient)
             bucket.has[i] = True
             if all(bucket.has):

@@ -1,17 +1,17 @@
-"""Asynchronous DiLoCo: the network works while inner steps go on, and updates come an outer step late.
+"""Asynchronous DiLoCo: communication overlaps with inner steps, and updates are applied one outer step late.
 
-At the end of an outer step each peer launches the all-reduce of its pseudo-gradient g and goes on with inner steps; the
-average is applied at the end of the next outer step.
+At the end of an outer step each peer launches the all-reduce of its pseudo-gradient g and continues with inner steps.
+The average is applied at the end of the next outer step.
 
-*Looking ahead* (compare Kale et al. 2025, arXiv:2502.12996). Each peer goes on from the outer parameters moved by past
-momentum, which is common, and by its own g. When the average is applied, the local parameters become the outer ones
-plus what inner steps have moved them since.
+*Look-ahead* (compare Kale et al. 2025, arXiv:2502.12996). Each peer continues from the outer parameters moved by past
+momentum, which all peers share, and by its own g. When the average is applied, the local parameters become the outer
+parameters plus the movement of the inner steps since the look-ahead.
 
-*Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). With K fragments an outer step
-is one fragment's; each is averaged once in H inner steps, and its average comes H / K inner steps late.
+*Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). With K fragments, each outer
+step handles one of them. Each fragment is averaged once every H inner steps, and its average is H / K steps late.
 
-*Joins.* Newcomers are let in when it is the first fragment's turn: all apply the average that is due, make and apply
-the next one at once, admit and synchronize.
+*Joins.* Newcomers are admitted on the first fragment's turn: all peers apply the average in flight, compute and apply
+the next one at once, admit the newcomers and synchronize.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _fragments(replica: Replica, count: int) -> list[Fragment]:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An average in flight."""
+    """A fragment's average in flight."""
 
     fragment: Fragment
     vector: Vector
@@ -61,9 +61,9 @@ class Flight:
 
 @outside_graphs
 class AsyncDiLoCo(OuterLoop):
-    """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
+    """DiLoCo that averages during the next inner steps and applies the average one outer step late.
 
-    Arguments are those of `DiLoCo`, and `fragments`: parts of the model that take turns, one in each outer step, the
+    Takes the arguments of `DiLoCo`, and `fragments`: the number of model parts that take turns, one per outer step, the
     same on all peers. With two, call `outer_step` twice as often. `finish` ends a run. Not thread-safe.
     """
 
@@ -107,19 +107,19 @@ class AsyncDiLoCo(OuterLoop):
         self._weights = [0.0] * fragments  # since the last turn of each
         largest = max(fragment.part.count for fragment in self._fragments)
         self._gradient, self._flying, self._start = (np.empty(largest, self._replica.dtype) for _ in range(3))
-        # The vector of the average in flight is to be left alone: it is in `_flying`, and `_gradient` is free. `_start`
-        # is from where this peer's inner steps have moved the fragment in flight.
+        # `_flying` holds the vector of the average in flight, which must not be touched; `_gradient` is free. `_start`
+        # is the point from which this peer's inner steps have moved the fragment in flight.
 
     @property
     def outer_steps(self) -> int:
         return self.revision + (self._flight is not None)
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Apply the average in flight, launch that of the next fragment, and show where to go on from.
+        """Apply the average in flight, launch the next fragment's, and write the parameters to continue from.
 
-        A group call; waits only as long as other peers or the network are slower than this peer's inner steps.
-        Arguments and errors are those of `DiLoCo.outer_step`; a fragment counts by the sum of the weights since its
-        last turn.
+        A group call. It waits only if other peers or the network are slower than this peer's inner steps. Arguments
+        and errors are those of `DiLoCo.outer_step`, but a fragment's weight is the sum of the weights since its last
+        turn.
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
@@ -136,12 +136,12 @@ class AsyncDiLoCo(OuterLoop):
             gradient = self._gradient[:count]
             part.difference(self._start[:count] if landing is fragment else outer, gradient)
             with step.waiting():
-                # In this order: a peer that has to relaunch an aborted average must not wait in a group call.
+                # This order matters: no peer may wait in a group call while others relaunch an aborted average.
                 step.begin()
                 step.claim(in_flight=self._flight is not None)
                 world_size = self._land(step)
                 self._replicated.land_comparison()
-                self._weights = weights  # a call that has failed before this gives the weight again
+                self._weights = weights  # if the call failed before this line, a retry passes the weight again
                 if fragment is self._fragments[0] and step.are_peers_pending():
                     self._launch(fragment, gradient, weight)
                     world_size = self._land(step)
@@ -160,9 +160,9 @@ class AsyncDiLoCo(OuterLoop):
         return step.report(OuterStep, world_size)
 
     def finish(self) -> OuterStep:
-        """Apply the average in flight and show the outer parameters, on all peers after the last outer step.
+        """Apply the average in flight and show the outer parameters. All peers call it after the last outer step.
 
-        What other fragments have moved since their last turn is left out. Raises as `outer_step`.
+        Movement of other fragments since their last turn is discarded. Raises the errors of `outer_step`.
         """
         with self._group_step("AsyncDiLoCo.finish") as step:
             with step.waiting():
@@ -181,7 +181,7 @@ class AsyncDiLoCo(OuterLoop):
         self._weights = [0.0] * len(self._fragments)
 
     def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None) -> None:
-        """Launch the average of `gradient`, which is in `_gradient`. All peers have the same revision."""
+        """Launch the average of `gradient`, a view of `_gradient`. All peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
         average = self._launch_average(gradient, weight)
@@ -189,7 +189,7 @@ class AsyncDiLoCo(OuterLoop):
         self._flight = Flight(fragment, gradient, average)
 
     def _land(self, step: GroupStep) -> int:
-        """Apply the average in flight and its buffers. Return the number of its peers; 0: none in flight."""
+        """Apply the average in flight and its buffers. Return its number of peers, or 0 if none is in flight."""
         if self._flight is None:
             return 0
         outcome = self._wait_for(self._flight.average, step)
@@ -201,7 +201,7 @@ class AsyncDiLoCo(OuterLoop):
 
     @default_environment()
     def _carry_on(self, fragment: Fragment) -> None:
-        """Move what `fragment` has moved since the look-ahead to where its outer parameters are."""
+        """Set `fragment` to its outer parameters plus its local movement since the look-ahead."""
         moved = self._start[: fragment.part.count]
         fragment.part.difference(moved, moved)
         np.subtract(self._parameters[fragment.place], moved, out=moved)

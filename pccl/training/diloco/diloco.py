@@ -1,11 +1,11 @@
 """DiLoCo (Douillard et al. 2023, arXiv:2311.08105): many local steps, then one average.
 
-All peers start an outer step from the same outer parameters. Each makes some *inner* steps on its own data with its own
-optimizer. How far its parameters moved is its *pseudo-gradient*; the peers average theirs, and each applies the mean to
-the outer parameters with the same outer optimizer. Outer parameters and momentum are the group's shared state.
+All peers start an outer step from the same outer parameters. Each takes some *inner* steps on its own data with its own
+optimizer. The movement of its parameters is its *pseudo-gradient*. The peers average these, and each applies the mean
+to the outer parameters with the same outer optimizer. Outer parameters and momentum are the group's shared state.
 
-*Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
-peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
+*Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the fastest peer takes the configured number,
+and every other peer `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OuterNesterov:
     """SGD with Nesterov momentum, the outer optimizer. The defaults are the paper's (arXiv:2311.08105).
 
     Each operation is one NumPy ufunc over whole vectors in the default floating-point environment, so equal inputs give
-    equal bytes on every peer. Raises ValueError: `learning_rate` is not above 0, or `momentum` not in [0, 1).
+    equal bytes on every peer. Raises ValueError if `learning_rate` is not above 0 or `momentum` is not in [0, 1).
     """
 
     learning_rate: float = 0.7
@@ -66,7 +66,7 @@ class OuterNesterov:
 
     @default_environment()
     def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
-        """Compute `out = p - lr * mu**2 * m - g`: the past momentum's movement, and `gradient` as it is."""
+        """Compute `out = p - lr * mu**2 * m - g`: apply the past momentum and the unscaled `gradient`."""
         np.multiply(momentum, self.learning_rate * self.momentum**2, out=out)
         out += gradient
         np.subtract(parameters, out, out=out)
@@ -77,7 +77,7 @@ UNKNOWN_S = math.inf
 
 
 class InnerSteps:
-    """One peer's measure of its inner steps, and the number of them that follows."""
+    """Measures the time of one peer's inner steps and derives how many it takes."""
 
     def __init__(self, inner_steps: int, site: Site | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._base = inner_steps
@@ -86,34 +86,34 @@ class InnerSteps:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was measured, as a peer that has just joined."""
+        """Discard the measurements, as if the peer had just joined."""
         self.count = self._base
         self.seconds = UNKNOWN_S
         self._since_s = self.clock()
 
     def start(self) -> None:
-        """Inner steps begin."""
+        """Start measuring inner steps."""
         self._since_s = self.clock()
 
     def stop(self, made: int) -> None:
-        """Measure: `made` inner steps have been made since `start`."""
+        """Update the measurement: `made` inner steps were taken since `start`."""
         if made < 1:
             return
         seconds = max((self.clock() - self._since_s) / made, 1e-9)
         self.seconds = seconds if math.isinf(self.seconds) else (self.seconds + seconds) / 2
 
     def adapt(self, seconds: Iterable[float], own: float) -> None:
-        """Set the number of inner steps from each peer's seconds; `own` is this peer's, as all have received it."""
+        """Set the number of inner steps from each peer's seconds; `own` is this peer's value as sent to all peers."""
         fastest = min(seconds, default=UNKNOWN_S)
         wanted = self._base
         if math.isfinite(own) and math.isfinite(fastest):
             wanted = min(max(math.floor(self._base * (fastest / own)), 1), self._base)
-        # The ranks of a site make their inner steps together.
+        # The ranks of a site take their inner steps together.
         self.count = wanted if self._site is None else min(map(int, self._site.gather(str(wanted))))
 
 
 NOTES = 2
-"""Tag offset of the notes that go with an average; 0 is the average's."""
+"""Tag offset of the notes that accompany an average; the average itself uses offset 0."""
 INNER_STEPS = 50
 
 
@@ -121,7 +121,7 @@ INNER_STEPS = 50
 class OuterStep(StepReport):
     """The outcome of an outer step.
 
-    `world_size` counts the peers whose pseudo-gradients are in the last update (1: alone, 0: there was none).
+    `world_size` counts the peers whose pseudo-gradients are in the last update (1: only this peer, 0: no update).
     """
 
 
@@ -148,25 +148,25 @@ class OuterLoop(Checkpointed):
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
-        """All arguments but `communicator`, `inner` and `site` are compared between peers by `join`.
+        """`join` compares all arguments between peers, except `communicator`, `inner` and `site`.
 
         Args:
             model: A torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays.
-            inner: The inner optimizer, saved in checkpoints. Newcomers get its `param_groups`, if it has any.
+            inner: The inner optimizer, saved in checkpoints. Newcomers receive its `param_groups`, if it has any.
             outer: The outer optimizer.
-            quantization: Sends pseudo-gradients in fewer bits.
-            tag: First of three tags.
-            site: Given where this peer trains one shard; `communicator` is then the site's.
+            quantization: How to quantize the pseudo-gradients that are sent.
+            tag: The first of three tags.
+            site: The site, if this peer trains one shard; `communicator` must come from it.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
-            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
-            check_every: Compare digests after this many outer steps; None: as often as possible below 0.1 % of the
-                time.
-            compare_inner: False: `param_groups` may differ. None: True, except with steps "by speed".
-            alike: Anything else that peers must have alike, by its `repr`.
+            buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
+            check_every: Compare digests after this many outer steps; None compares as often as possible at a cost
+                below 0.1 % of the time.
+            compare_inner: Whether `param_groups` must be equal. None means True, except with steps "by speed".
+            alike: Any other object whose `repr` must be equal on all peers.
             inner_steps: Inner steps of every peer, or of the fastest.
-            steps: "fixed", or "by speed": as many inner steps as fit the fastest peer's time.
+            steps: "fixed", or "by speed": as many inner steps as fit in the fastest peer's time.
 
-        Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong.
+        Raises TypeError or ValueError if the model cannot be trained or an argument is invalid.
         """
         tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps, 1)
         if steps not in ("fixed", "by speed"):
@@ -216,7 +216,7 @@ class OuterLoop(Checkpointed):
         self._membership = self._new_membership()
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Add to `shared` before `join`. Raises PCCLError INVALID_USAGE after it; ValueError, TypeError."""
+        """Add objects to `shared`. Raises ValueError, TypeError, and PCCLError INVALID_USAGE after `join`."""
         if self.has_joined:
             raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: call share before")
         self._replicated.share(objects)
@@ -239,17 +239,17 @@ class OuterLoop(Checkpointed):
 
     @property
     def has_joined(self) -> bool:
-        """Whether this peer has joined a run, with its last communicator."""
+        """Whether this peer has joined a run with its current communicator."""
         return self._membership.is_under_way
 
     @property
     def outer_steps(self) -> int:
-        """Outer steps of the whole run, with those whose update is in flight. The same on all peers."""
+        """Outer steps of the whole run, including one whose update is in flight. The same on all peers."""
         return self.revision
 
     @property
     def inner_steps(self) -> int:
-        """Inner steps to make before the next outer step. Outer steps may change it with `steps="by speed"`."""
+        """Inner steps to take before the next outer step. With `steps="by speed"`, outer steps may change it."""
         return self._inner_steps.count
 
     def digest(self) -> str:
@@ -257,7 +257,7 @@ class OuterLoop(Checkpointed):
         return super().digest()
 
     def show_outer(self) -> None:
-        """Write the outer parameters and the common buffers into the model, to evaluate or publish it."""
+        """Write the outer parameters and the common buffers into the model to evaluate or publish it."""
         self._replica.write(self._parameters)
         self._replicated.buffers.show()
 
@@ -266,7 +266,7 @@ class OuterLoop(Checkpointed):
         return self._replica.holds(parameter)
 
     def connect(self) -> None:
-        """Connect the communicator, unless it is connected. `join` must follow at once. Raises PCCLError."""
+        """Connect the communicator unless it is connected. Call `join` immediately after. Raises PCCLError."""
         try:
             self._communicator.world_size  # noqa: B018
         except PCCLError as error:
@@ -275,10 +275,10 @@ class OuterLoop(Checkpointed):
             self._communicator.connect()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, right after the communicator has connected, since the others wait for it.
+        """Join the run. Call it right after the communicator has connected, because the other peers wait for it.
 
-        Returns when `peers_min` peers are there, or at once where others train already, with the same outer state on
-        all. Raises PCCLError, and closes the communicator: the state cannot be had, or options differ
+        Return when `peers_min` peers are present, or immediately if others already train; all then have the same outer
+        state. Closes the communicator and raises PCCLError if the state cannot be obtained or options differ
         (INVALID_ARGUMENT).
         """
         self._read_model()
@@ -290,19 +290,19 @@ class OuterLoop(Checkpointed):
 
     @property
     def came_late(self) -> bool:
-        """Whether others trained already when this peer joined."""
+        """Whether others were already training when this peer joined."""
         return self._membership.came_late
 
     def _read_model(self) -> None:
-        """Weights may have been loaded into the model since; but what was loaded here, or trained, counts."""
+        """Read the model, into which weights may have been loaded, unless outer state was loaded or trained."""
         if not self._has_begun:
             self._replica.read(self._parameters)
             self._replicated.buffers.adopt()
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Join again with a new communicator that has just connected, after the master was lost or this peer evicted.
+        """Rejoin with a newly connected communicator, after the master was lost or this peer was evicted.
 
-        What this peer had not brought into an outer update is lost. Returns and raises as `join`.
+        Inner steps that are not yet in an outer update are lost. Same result and errors as `join`.
         """
         self._communicator = communicator
         self._replicated.renew(communicator)
@@ -345,7 +345,7 @@ class OuterLoop(Checkpointed):
         return view
 
     def outer_state(self) -> dict[str, Any]:
-        """Return revision, outer parameters and momentum (not copied), and the state of each `shared` object."""
+        """Return the revision, outer parameters and momentum (not copied), and the state of each `shared` object."""
         self._read_model()
         return {
             "revision": self.revision,
@@ -355,10 +355,10 @@ class OuterLoop(Checkpointed):
         }
 
     def take_outer_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what `outer_state` gave, before `join`, and write the outer parameters into the model.
+        """Load the result of `outer_state`, before `join`, and write the outer parameters into the model.
 
-        Raises ValueError: it is of another model, has other objects, or this peer has joined; CheckpointError. No state
-        has been changed then.
+        Raises CheckpointError, or ValueError if it is from another model, has other objects, or this peer has joined.
+        On an error, no state has changed.
         """
         here = self.outer_state()
         shared = state.get("shared", here["shared"])
@@ -372,7 +372,7 @@ class OuterLoop(Checkpointed):
         for name, vector in vectors:
             if vector.shape != here[name].shape:
                 raise ValueError(
-                    f"the outer state is of another model: {vector.size} parameters, not {here[name].size}"
+                    f"the outer state is from another model: {vector.size} parameters, not {here[name].size}"
                 )
         is_like_ours = codec.encode(shared) == codec.encode(here["shared"])
         is_like_ours = is_like_ours and state["revision"] == self.revision
@@ -380,8 +380,8 @@ class OuterLoop(Checkpointed):
             return
         if self.has_joined:
             raise ValueError(
-                f"the outer state is of revision {state['revision']} and not the one that all peers have, of revision "
-                f"{self.revision}: load it before the first step, or join"
+                f"the outer state, of revision {state['revision']}, is not the one that all peers have, of revision "
+                f"{self.revision}: load it before the first step, or before join"
             )
         with self._replicated.taking_up(shared):
             for name, vector in vectors:
@@ -391,7 +391,7 @@ class OuterLoop(Checkpointed):
         self.show_outer()
 
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
-        """Apply one outer update to the elements at `place`; `gradient` is lost."""
+        """Apply one outer update to the elements at `place`, overwriting `gradient`."""
         self._outer.step(self._parameters[place], self._momentum[place], gradient)
         self._state.revision += 1
 
@@ -419,7 +419,7 @@ class OuterLoop(Checkpointed):
                 try:
                     self.inner.load_state_dict(state["inner"])
                 except (ValueError, KeyError) as error:
-                    raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
+                    raise CheckpointError(f"the inner optimizer rejects its saved state: {error}") from error
             assign(buffers, state.get("buffers", buffers))
             self._parameters[...] = state["parameters"]
             self._momentum[...] = state["momentum"]
@@ -435,10 +435,10 @@ class OuterLoop(Checkpointed):
 
 @outside_graphs
 class DiLoCo(OuterLoop):
-    """DiLoCo (arXiv:2311.08105): peers train alone for some steps, then average how far these moved them.
+    """DiLoCo (arXiv:2311.08105): peers train independently for some steps, then average how far their models moved.
 
-    Arguments are those of `OuterLoop`. Between calls the model is the user's, to be trained by any optimizer. Peers may
-    make different numbers of inner steps. Not thread-safe. Example::
+    Arguments are those of `OuterLoop`. Between calls, the user may train the model with any optimizer. Peers may take
+    different numbers of inner steps. Not thread-safe. Example::
 
         with Communicator() as communicator:
             diloco = DiLoCo(communicator, model, optimizer)
@@ -450,19 +450,19 @@ class DiLoCo(OuterLoop):
     """
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Average how far the peers' models moved, update the outer state, let newcomers in, show the outer parameters.
+        """Average the peers' movements, update the outer state, admit newcomers, and show the outer parameters.
 
-        A group call; waits for all other peers.
+        A group call that waits for all other peers.
 
         Args:
-            weight: What this peer counts in the average, at least 0, such as its tokens. All peers give one, or none
-                does.
-            inner_steps: The number this peer has made, if not the property `inner_steps`.
+            weight: This peer's weight in the average, at least 0, such as its number of tokens. Either all peers give
+                a weight or none does.
+            inner_steps: The number of inner steps taken, if it differs from the property `inner_steps`.
 
         Raises:
-            ValueError: An argument is wrong; `outer_step` can be called again.
-            PCCLError: The master is lost, or this peer was evicted: see `reconnect`. INVALID_USAGE: `join` was not
-                called, or a former call was interrupted: `reconnect`, too.
+            ValueError: An argument is invalid; `outer_step` can be called again.
+            PCCLError: The master was lost or this peer was evicted: call `reconnect`. INVALID_USAGE: `join` was not
+                called, or an earlier call was interrupted: call `reconnect`.
             DivergenceError: Replicated state differs between peers.
         """
         weight = checked_weight(weight)
@@ -488,7 +488,7 @@ class DiLoCo(OuterLoop):
         return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compare the state and show the outer parameters, on all peers after the last step. Raises as `outer_step`."""
+        """Compare state and show the outer parameters, on all peers after the last step. Errors as in `outer_step`."""
         with self._group_step("DiLoCo.finish") as step, step.waiting():
             self._replicated.discard()
             self._begin()

@@ -1,10 +1,10 @@
-"""DiLoCo as a torch optimizer, for trainers that have loops of their own (Lightning, Accelerate, Hugging Face).
+"""DiLoCo as a torch optimizer, for trainers that run their own loop (Lightning, Accelerate, Hugging Face).
 
-`DiLoCoOptimizer.step` makes a step of the inner optimizer, and after every `diloco.inner_steps` of them the outer step.
-A step that a GradScaler skips, or that a trainer leaves out while it accumulates gradients, does not count. The first
-`step` joins, unless `join` did; if the run's weights replace those of this first step, its gradients are dropped.
+`DiLoCoOptimizer.step` takes a step of the inner optimizer, and an outer step after every `diloco.inner_steps` of them.
+A step that a GradScaler skips, or that a trainer omits while it accumulates gradients, does not count. The first `step`
+joins unless `join` was called; if the run's weights then replace the peer's own, the step's gradients are dropped.
 
-The class inherits from `torch.optim.Optimizer`; since pccl does not import torch, it is made with the first object.
+The class inherits from `torch.optim.Optimizer`. Since pccl does not import torch, the first object creates the class.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ OUTER = "diloco"
 
 
 class DiLoCoOptimizer(Generic[Loop]):
-    """A `torch.optim.Optimizer` whose every `diloco.inner_steps`-th step is followed by an outer step.
+    """A `torch.optim.Optimizer` that takes an outer step after every `diloco.inner_steps` steps.
 
-    Schedulers, GradScaler, step hooks and trainers take it. Not thread-safe. Example::
+    Works with schedulers, GradScaler, step hooks and trainers. Not thread-safe. Example::
 
         diloco = DiLoCo(communicator, model, torch.optim.AdamW(model.parameters()), inner_steps=50)
         optimizer = DiLoCoOptimizer(diloco, peers_min=4)
 
     Args:
-        diloco: Made with a torch module, and an inner optimizer of its parameters.
-        peers_min: Peers that a new run starts with.
-        weighted: Peers count in averages by the sum of `count` since the last outer step. The same on all peers.
+        diloco: Created with a torch module and an inner optimizer of its parameters.
+        peers_min: The number of peers needed to start a new run.
+        weighted: Weight each peer by the sum of `count` since the last outer step. The same on all peers.
         on_outer_step: Called with each `OuterStep`.
 
     Raises:
@@ -74,7 +74,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         self._on_outer_step = on_outer_step
         for group in inner.param_groups:
             self._check(group["params"])
-        torch.optim.Optimizer.__setstate__(self, {})  # what torch gives an optimizer that was not made by its __init__
+        torch.optim.Optimizer.__setstate__(self, {})  # torch's attributes for an optimizer created without its __init__
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -96,20 +96,20 @@ class DiLoCoOptimizer(Generic[Loop]):
         return self.diloco.revision
 
     def join(self, peers_min: int | None = None) -> Admission:
-        """Connect, unless connected, and join as `DiLoCo.join`. `peers_min`: None for that of the constructor."""
+        """Connect unless connected, and join as `DiLoCo.join`. `peers_min` defaults to the constructor's."""
         self.diloco.connect()
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.join(self._peers_min if peers_min is None else peers_min)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Join again on another communicator; inner steps since the last outer one are lost. See `DiLoCo.reconnect`."""
+        """Rejoin with another communicator; inner steps since the last outer step are lost. See `DiLoCo.reconnect`."""
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.reconnect(communicator, peers_min)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make an inner step, and the outer step when it is due. Returns what the inner optimizer returns.
+        """Take an inner step, and an outer step when it is due. Return the result of the inner optimizer.
 
-        A group call where it joins or makes an outer step. Raises PCCLError.
+        A group call if it joins or takes an outer step. Raises PCCLError.
         """
         if not self.diloco.has_joined:
             counted = self._counted
@@ -128,7 +128,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return loss
 
     def outer_step(self) -> OuterStep:
-        """Make the outer step now, as at the end of the data. A group call."""
+        """Take the outer step now, for example at the end of the data. A group call."""
         weight = self._counted if self._is_weighted else None
         step = self.diloco.outer_step(weight=weight, inner_steps=self.inner_steps_made)
         self.inner_steps_made, self._counted = 0, 0.0
@@ -137,7 +137,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return step
 
     def finish(self) -> None:
-        """Show the outer parameters after the last step, and compare them: on all peers. Raises as `DiLoCo.finish`."""
+        """Show and compare the outer parameters, on all peers after the last step. Errors as in `DiLoCo.finish`."""
         if self.diloco.has_joined:
             self.diloco.finish()
         else:
@@ -145,16 +145,16 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner_steps_made, self._counted = 0, 0.0
 
     def count(self, amount: float) -> None:
-        """Add tokens or samples to this peer's weight in the next average. Raises ValueError: not `weighted`."""
+        """Add tokens or samples to this peer's weight in the next average. Raises ValueError unless `weighted`."""
         if not self._is_weighted:
-            raise ValueError("count: only an optimizer made with weighted=True, on all peers, counts")
+            raise ValueError("count: the optimizer must be created with weighted=True, on all peers")
         self._counted += as_float("amount", amount)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ValueError: a parameter would not be averaged."""
+        """Raises ValueError if a parameter would not be averaged."""
         parameters = param_group["params"]
         self._check([parameters] if hasattr(parameters, "data_ptr") else list(parameters))
         self.inner.add_param_group(param_group)
@@ -169,7 +169,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return {**self.inner.state_dict(), OUTER: outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, or an inner optimizer's state, before the first step. Raises ValueError."""
+        """Load the result of `state_dict` or an inner optimizer's state, before the first step. Raises ValueError."""
         outer = state_dict.get(OUTER)
         if outer is not None:
             is_tensor = sys.modules["torch"].is_tensor
@@ -195,7 +195,7 @@ class DiLoCoOptimizer(Generic[Loop]):
 
 @cache
 def _optimizer_class(cls: Any, torch: Any) -> Any:
-    """Return `cls` as a kind of torch's optimizers. Hooks around state dicts are the inner optimizer's."""
+    """Return a subclass of `cls` and torch's Optimizer whose state dict hooks register with the inner optimizer."""
     if issubclass(cls, torch.optim.Optimizer):
         return cls
 

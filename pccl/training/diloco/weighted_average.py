@@ -1,12 +1,12 @@
-"""A weighted average of the peers, by weights such as the tokens or samples they have trained on.
+"""An average of the peers' vectors, weighted for example by the number of tokens or samples they trained on.
 
 The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
-of each peer's vector times its weight, and the *notes*, an all-gather of its weight and of its seconds per inner step.
-A loss may come between the two. Membership only shrinks between them, so worlds of one size are the same world; where
-the sizes differ, all survivors launch the op with the larger world again, until they agree.
+of each peer's vector times its weight, and the *notes*, an all-gather of its weight and its seconds per inner step. A
+peer may be lost between the two. Membership only shrinks between them, so worlds of equal size are the same world. If
+the sizes differ, all survivors relaunch the op with the larger world until the sizes agree.
 
-A product is rounded once to the vector's type, the quotient is made in float64 and rounded once. A sum that is not
-finite is an error on all peers alike. If all weights are 0, so is the mean.
+Each product is rounded once to the vector's type. The quotient is computed in float64 and rounded once. All peers
+raise an error if the sum is not finite. If all weights are 0, so is the mean.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.state.replica import Vector
 
 Rows = NDArray[np.float64]
-"""The notes of each peer of a world, by rank: float64 of shape (world size, 2)."""
+"""The notes of all peers in a world, ordered by rank: float64 of shape (world size, 2)."""
 
 
 def explained(error: PCCLError) -> PCCLError:
-    """Return the error of an average, with what to do where some peers give a weight and others none."""
+    """Return the error of an average, with advice added if only some peers gave a weight."""
     if not all(f"{op.name} of" in error.message for op in (ReduceOp.SUM, ReduceOp.AVG)):
         return error
-    text = f"{error.message}; a SUM is of a peer that gives a weight: all give outer_step(weight=...), or none does"
+    text = f"{error.message}; peers that give a weight use SUM: give outer_step(weight=...) on all peers or on none"
     return PCCLError(error.result, error.func_name, text)
 
 
 class NotedAverage:
-    """An average with notes, used like a `Relaunched`. With a weight it takes a further vector's memory."""
+    """An average with notes, used like a `Relaunched`. With a weight it allocates another vector."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class NotedAverage:
         weight: float | None,
         seconds: float,
     ) -> None:
-        """`weight` is given on all peers or on none; `seconds` is sent to the others."""
+        """All peers give a `weight` or none does; `seconds` is sent to the others."""
         self._vector = vector
         self._weight = weight
         self.own_seconds = seconds
@@ -66,7 +66,7 @@ class NotedAverage:
         self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
 
     def wait(self) -> Outcome:
-        """Wait until the vector is the average. Raises PCCLError; INVALID_ARGUMENT: the sum is not finite."""
+        """Wait until the vector is the average. Raises PCCLError, INVALID_ARGUMENT if the sum is not finite."""
         averaged = self._average.wait()
         noted = self._notes.wait()
         total = averaged.with_cost(noted)
@@ -81,7 +81,7 @@ class NotedAverage:
                 total = total.with_cost(noted, 1)
         rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
         if self._sum is not None:
-            # Alone, the vector is the sum.
+            # If this peer is alone, its vector is the sum.
             _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)
         self.seconds = tuple(rows[:, 1].tolist())
         return total
@@ -90,9 +90,9 @@ class NotedAverage:
 @default_environment()
 def _weigh(vector: Vector, weight: float) -> None:
     if weight == 0:
-        vector[...] = 0  # also what is not finite
+        vector[...] = 0  # unlike a product, this also clears values that are not finite
         return
-    with np.errstate(over="ignore", invalid="ignore"):  # found in the sum, on all peers
+    with np.errstate(over="ignore", invalid="ignore"):  # all peers detect these in the sum
         np.multiply(vector, np.float64(weight), out=vector, dtype=np.float64, casting="same_kind")
 
 
@@ -103,7 +103,7 @@ def _divide(total: Vector, weights: Any, out: Vector) -> None:
             Result.INVALID_ARGUMENT,
             "weighted average",
             "the weighted sum is not finite: some peer's parameters are not, or its weight is too large for the type "
-            "that the numbers travel in; give smaller weights, such as tokens divided by a constant",
+            "used on the wire; give smaller weights, such as tokens divided by a constant",
         )
     weight = math.fsum(weights.tolist())
     if weight == 0:

@@ -1,1 +1,1 @@
-"""The group of peers that train together: joining, collectives that survive losses, sites."""
+"""The group of peers that train together: joining, collectives that survive peer losses, and sites."""

@@ -1,13 +1,13 @@
 """Membership in a training loop: joining, and admitting newcomers.
 
-Admission happens between two steps, when no op is in flight. If newcomers wait, which all peers see alike, all call
-`update_topology`. Newcomers return from `connect`, the others from `update_topology`, and from there all do the same:
+Admission happens between two steps, when no op is in flight. If newcomers are waiting, all peers see this and call
+`update_topology`. Newcomers return from `connect`, the others from `update_topology`; then all take the same steps:
 
-1. The *configuration check* gathers a row from each peer: whether it is under way, how many peers it starts with, and
-   its options. A newcomer whose options differ fails and leaves; where no peer is under way and options differ, all
-   fail.
-2. If some peer is under way, or enough are there, all synchronize the shared state and train. Otherwise they wait for
-   more.
+1. The *configuration check* gathers a row from each peer: whether it is under way (already training), how many peers
+   it needs to start, and its options. A newcomer whose options differ fails and leaves. If no peer is under way and
+   options differ, all fail.
+2. If some peer is under way, or enough peers are present, all synchronize the shared state and train. Otherwise they
+   wait for more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The cost of an admission. Bytes are payload of the state."""
+    """The cost of an admission. Bytes are the state's payload."""
 
     world_size: int
     tx_bytes: int
@@ -57,21 +57,21 @@ _joined: weakref.WeakKeyDictionary[Communicator, tuple[weakref.ref[Membership], 
 
 
 def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | None:
-    """Return the options that peers must have alike. Raises TypeError: they are of another type."""
+    """Return the options that must be equal on all peers. Raises TypeError for another type."""
     if quantization is not None and not isinstance(quantization, QuantizationOptions):
         raise TypeError(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None:
-        quantization = replace(quantization, stochastic=False, seed=0)  # each peer's own affair
+        quantization = replace(quantization, stochastic=False, seed=0)  # these may differ between peers
     return quantization
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """Return a short name for what all peers must have alike. Raises TypeError as `alike`."""
+    """Return a short digest of what must be equal on all peers. Raises TypeError like `alike`."""
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
 class Membership:
-    """One peer's membership, for the shared state `state`. All methods but `retire` and `part` are group calls."""
+    """One peer's membership in a run that shares `state`. All methods except `retire` and `part` are group calls."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Membership:
         site: Site | None = None,
         joint: Any = None,
     ) -> None:
-        """`options` are compared by `repr`. `before_sync` is called on all peers before newcomers are brought up.
-        `site`: this peer is one of its ranks. `joint`, a `ReplicatedState`, is checked and aligned by admissions."""
+        """`options` are compared by `repr`. `before_sync` is called on all peers before the state is synchronized.
+        `site` is the site that this peer is a rank of. Admissions check and align `joint`, a `ReplicatedState`."""
         self._communicator = communicator
         self._state = state
         self._options = described(options or {})
@@ -99,11 +99,11 @@ class Membership:
         self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there, or at once where
-        others train already, with the same state on all.
+        """Join the run, right after `Communicator.connect`. Return when `peers_min` peers are present, or
+        immediately if others already train; all then have the same state.
 
-        Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other errors close the
-        communicator, so that the others can go on.
+        Raises PCCLError INVALID_USAGE if an object has already joined on this communicator. Other errors close the
+        communicator so that the other peers can continue.
         """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
@@ -130,7 +130,7 @@ class Membership:
         return admission
 
     def part(self) -> None:
-        """Compare what the last step has left, once, as this peer's run ends in order. Raises DivergenceError."""
+        """Compare the state after the last step, once, when this peer's run ends normally. Raises DivergenceError."""
         has_parted, self._has_parted = self._has_parted, True
         if has_parted or self._joint is None or self._was_interrupted or self._is_outcome_unknown:
             return
@@ -138,7 +138,7 @@ class Membership:
             self._joint.part(self._state.revision)
 
     def retire(self) -> None:
-        """Make room for another object on the communicator: the last call."""
+        """Allow another object to join on the communicator. No other calls may follow."""
         if _joined.get(self._communicator, (None, 0))[0] == weakref.ref(self):
             del _joined[self._communicator]
 
@@ -148,29 +148,29 @@ class Membership:
         if former is None or number != own_number(self._communicator):
             return
         text = (
-            f"a {shown(former._options)} has joined on this communicator, and newcomers could be brought "
-            "up for one object alone: close() that one before, if it is done; otherwise put all that is trained into "
+            f"a {shown(former._options)} has joined on this communicator, and newcomers can be synchronized "
+            "for one object only: close() that one first, if it is done; otherwise put everything that is trained into "
             "one module, such as a ModuleDict, with one optimizer, and other parts of the run into shared="
         )
         raise PCCLError(Result.INVALID_USAGE, "join", text)
 
     def require_step(self, func_name: str) -> None:
-        """Raise PCCLError INVALID_USAGE: `join` has not been called, or the outcome of a step is not known here."""
+        """Raise PCCLError INVALID_USAGE if `join` has not been called or a step's outcome is unknown to this peer."""
         if not self.is_under_way:
-            raise PCCLError(Result.INVALID_USAGE, func_name, "call join before")
+            raise PCCLError(Result.INVALID_USAGE, func_name, "call join first")
         if self._was_interrupted or self._is_outcome_unknown:
             what = "was interrupted" if self._was_interrupted else "has an unknown outcome"
-            what = f"a former call {what}, and the others may have gone on: close the communicator, and join again"
+            what = f"an earlier call {what}, and other peers may have continued: close the communicator and join again"
             raise PCCLError(Result.INVALID_USAGE, func_name, what)
 
     @contextmanager
     def step(self, func_name: str) -> Iterator[None]:
-        """Surround a group call. Raises PCCLError as `require_step`."""
+        """Guard a group call, and record whether it was interrupted. Raises PCCLError like `require_step`."""
         self.require_step(func_name)
         self._was_interrupted = True
         try:
             yield
-        except Exception as error:  # all but interrupts: the error's text says what is to be done
+        except Exception as error:  # not an interrupt: the error's text explains what to do
             self._was_interrupted = False
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
@@ -192,11 +192,11 @@ class Membership:
         return self._state.revision
 
     def are_peers_pending(self) -> bool:
-        """Whether newcomers wait: the same on all peers that ask with no op in flight."""
+        """Return whether newcomers are waiting. All peers get the same answer if no op is in flight."""
         return self._communicator.are_peers_pending()
 
     def admit(self) -> Admission:
-        """Let newcomers in and bring them up. No op may be in flight. Raises DivergenceError before that."""
+        """Admit newcomers and synchronize their state. No op may be in flight. Raises DivergenceError before that."""
         if self._joint is not None:
             self._joint.check(self._state.revision)
         self._communicator.update_topology()
@@ -211,7 +211,7 @@ class Membership:
         return world_size
 
     def _check_configuration(self, peers_min: int) -> int | None:
-        """Return the world's size, or None if it is too early to start. Raises PCCLError INVALID_ARGUMENT."""
+        """Return the world size, or None if too few peers are present. Raises PCCLError INVALID_ARGUMENT."""
         own = Row(own_number(self._communicator), self.is_under_way, peers_min, self._options)
         while True:
             rows = self._rows(own)
@@ -221,13 +221,13 @@ class Membership:
             others_stay = any(row.is_under_way for row in rows)
             if not others_stay or own.peer in different:
                 raise PCCLError(Result.INVALID_ARGUMENT, "join", "; ".join(different.values()))
-            logger.warning("newcomers leave that have other options: %s", "; ".join(different.values()))
+            logger.warning("newcomers with different options leave: %s", "; ".join(different.values()))
         is_under_way = any(row.is_under_way for row in rows)
         self.came_late = is_under_way and not self.is_under_way
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        # A launched op: an interrupt does not abort it for the others.
+        # Use a launched op because an interrupt of its waiter does not abort it for the other peers.
         rows, _ = gather_among_all(self._communicator, row_bytes(own), TAG)
         return sorted((row_of(row) for row in rows.values()), key=lambda row: row.peer)
 
@@ -247,7 +247,7 @@ class Membership:
             return Admission(1, 0, 0)
         if self._before_sync is not None:
             self._before_sync()
-        # Where some are under way, newcomers have no vote on what the state is.
+        # If some peers are under way, newcomers have no vote on the state.
         strategies = SharedStateSyncStrategy
         strategy = strategies.RECEIVE_ONLY if self.came_late else strategies.ENFORCE_POPULAR
         while True:
@@ -255,19 +255,19 @@ class Membership:
                 info = self._communicator.sync_shared_state(self._state, strategy)
                 break
             except PCCLError as error:
-                # A newcomer cannot be brought up. It leaves, as `join` does on any failure.
+                # A newcomer could not be synchronized. It leaves, because `join` does so on any failure.
                 recoverable = (Result.INVALID_ARGUMENT, Result.NO_SHARED_STATE_AVAILABLE)
                 if not self.is_under_way or error.result not in recoverable:
                     raise
                 if self._communicator.world_size < 2:
                     return Admission(1, 0, 0)
-                logger.warning("the state could not be synchronized, trying again: %s", error)
+                logger.warning("cannot synchronize the state, trying again: %s", error)
         if self.is_under_way and info.rx_bytes > 0:
             logger.error("this peer's state differed from the others' and was replaced: %d bytes", info.rx_bytes)
         return Admission(world_size, info.tx_bytes, info.rx_bytes)
 
 
-# The configuration check. Options are a text of one line for each: name and `repr`, long values cut with a digest.
+# The configuration check. Options are text, one line each: the name and the `repr`. Long values are cut with a digest.
 
 TAG = 2**63 - 1
 ROW_BYTES = 4096
@@ -292,13 +292,13 @@ def described(options: Mapping[str, object]) -> str:
 
 
 def shown(options: str) -> str:
-    """Return options as a message shows them: the class, and the rest in brackets."""
+    """Return options formatted for messages: the class, followed by the rest in parentheses."""
     first, *rest = options.split("\n")
     return f"{first.removeprefix('class=') or 'training object'} ({', '.join(rest)})"
 
 
 def row_bytes(row: Row) -> NDArray[np.uint8]:
-    """Return the bytes of a row, the same number for any row."""
+    """Return the encoded row; all rows have the same size."""
     text = row.options.encode()
     data = np.zeros(ROW_BYTES, np.uint8)
     data[:HEAD_BYTES] = np.array([row.peer, row.is_under_way, row.peers_min, len(text)], "<i8").view(np.uint8)
@@ -313,7 +313,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return by peer how its options differ from most: of the peers under way, if any. All peers find the same."""
+    """Return, by peer, how its options differ from those of most peers (of those under way, if any)."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)
@@ -333,7 +333,7 @@ def _difference(options: str, right: str, other: str) -> str:
     names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
     have = ", ".join(f"{name}={mine[name]}" if name in mine else f"no {name}" for name in names)
     instead = ", ".join(f"{name}={theirs[name]}" if name in theirs else f"no {name}" for name in names)
-    return f"has {have}, where {other} has {instead}: give the same on all peers"
+    return f"has {have}, but {other} has {instead}: give the same on all peers"
 
 
 def _line(value: object) -> str:

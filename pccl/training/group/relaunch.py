@@ -1,8 +1,8 @@
-"""A collective that is launched now, waited for later, and launched again after each loss.
+"""A collective that is launched now, waited for later, and relaunched after each peer loss.
 
-All peers of the group launch it with the same tag and step, and wait for it in the same order as for their other ops. A
-loss aborts it on all survivors and leaves the arrays as they were, so each survivor launches it again when it comes to
-wait. `step` is the revision that the op leads on from: an op that is launched again cannot meet one of the next step.
+All peers of the group launch it with the same tag and step, and wait for their ops in the same order. A loss aborts it
+on all survivors and leaves the arrays unchanged, so each survivor relaunches it when it waits for it. `step` is the
+revision that the op starts from, so that a relaunched op cannot match an op of the next step.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
 
 ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
-"""Results of an op that was launched, and that is aborted on all peers or whose peers are all lost."""
+"""Results of a launched op that was aborted on all peers, or whose other peers were all lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a collective cost, and which peers took part. Bytes are payload."""
+    """The cost of a collective, and the peers that took part. Bytes are payload."""
 
     world_size: int
-    """Peers in the op; 1: alone."""
+    """The number of peers in the op; 1 if this peer was alone."""
     aborted: int
     tx_bytes: int
     rx_bytes: int
@@ -30,7 +30,7 @@ class Outcome:
     """Peer numbers, by rank."""
 
     def with_cost(self, other: Outcome, aborted: int = 0) -> Outcome:
-        """Return this outcome with the cost of another one, and further aborted ops, added."""
+        """Return this outcome plus the cost of another one and `aborted` further aborted ops."""
         aborted += self.aborted + other.aborted
         tx_bytes, rx_bytes = self.tx_bytes + other.tx_bytes, self.rx_bytes + other.rx_bytes
         return replace(self, aborted=aborted, tx_bytes=tx_bytes, rx_bytes=rx_bytes)
@@ -40,7 +40,7 @@ NOT_MADE = Outcome(0, 0, 0, 0)
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the cost of several collectives, with the fewest peers and those that were in all."""
+    """Return the total cost of several collectives, their smallest world size, and the peers that were in all."""
     return Outcome(
         min(each.world_size for each in outcomes),
         sum(each.aborted for each in outcomes),
@@ -57,10 +57,10 @@ def own_number(communicator: Communicator) -> int:
 
 
 class Relaunched:
-    """One such collective. Not thread-safe."""
+    """One relaunchable collective. Not thread-safe."""
 
     def __init__(self, communicator: Communicator, launch: Callable[[], Any]) -> None:
-        """`launch` returns a handle of pccl; the arrays must be left alone until `wait` has returned."""
+        """`launch` returns a pccl handle. The arrays must not be touched until `wait` has returned."""
         self._communicator = communicator
         self._launch = launch
         self.info: Any = None
@@ -68,14 +68,14 @@ class Relaunched:
         self.again()
 
     def again(self) -> None:
-        """Launch the op, also once more after it has committed."""
+        """Launch the op again, even if it has committed."""
         self._handle: Any = None
         if self._communicator.world_size < 2:
             return
         try:
             self._handle = self._launch()
         except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:  # the others have just been lost
+            if error.result is not Result.TOO_FEW_PEERS:  # which means that the others have just been lost
                 raise
 
     def wait(self) -> Outcome:
@@ -105,7 +105,7 @@ def average(
     op: ReduceOp = ReduceOp.AVG,
     out: Any = None,
 ) -> Relaunched:
-    """Launch an average, or another reduction, into `out` (None: in place). Alone, no memory is written."""
+    """Launch an average, or another reduction, into `out` (None: in place). A peer that is alone writes no memory."""
     return Relaunched(
         communicator,
         lambda: communicator.launch.all_reduce(vector, out, op=op, tag=tag, quantization=quantization, step=step),
@@ -113,14 +113,14 @@ def average(
 
 
 def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:
-    """All-reduce `vector` in place; alone, it stays as it is. Raises PCCLError for anything but losses."""
+    """All-reduce `vector` in place, or leave it if this peer is alone. Raises PCCLError for anything but losses."""
     average(communicator, vector, tag, step, op=op).wait()
 
 
 def gather_among_all(
     communicator: Communicator, row: Any, tag: int, step: int | None = None
 ) -> tuple[dict[int, Any], Outcome]:
-    """Gather one array of the same shape from each peer, by peer number. Raises PCCLError for anything but losses."""
+    """Gather an array of equal shape from each peer, by peer number. Raises PCCLError for anything but losses."""
     op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
     outcome = op.wait()
     rows = op.info.array if op.info is not None else [row]

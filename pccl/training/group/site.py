@@ -1,14 +1,14 @@
-"""A model in shards over the ranks of a site, trained together with other sites.
+"""A model that is sharded over the ranks of a site and trained together with other sites.
 
-Within a site, on a fast network, torch.distributed shards one model over some processes, the *ranks* (as FSDP2 does).
-Between sites, ranks of one number hold the same shard and form a peer group; each rank has its own communicator:
+Within a site, on a fast network, torch.distributed shards one model over several processes, the *ranks* (as FSDP2
+does). Ranks of the same number in all sites hold the same shard and form a peer group. Each has its own communicator:
 
                 rank 0    rank 1    rank 2
     site A      shard 0   shard 1   shard 2       each row: torch.distributed, gradients at every step
-    site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
+    site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once every many steps
 
-The master admits all ranks of a site in one view, and drops all when one is lost (`Communicator(site=, site_size=)`).
-A loss reaches the groups one by one, so averages of two shards may have different peers.
+The master admits all ranks of a site in one view and drops them all if one is lost (`Communicator(site=, site_size=)`).
+A loss does not reach all groups at once, so the averages of two shards may have different peers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pccl import Attribute, Communicator, PCCLError, Result
 
 
 class Site:
-    """The place of this rank in a grid of sites and ranks.
+    """The position of this rank in a grid of sites and ranks.
 
-    All ranks of a site make the same calls in the same order. Not thread-safe. `of_process_group` makes the usual one.
+    All ranks of a site make the same calls in the same order. Not thread-safe. Usually created by `of_process_group`.
 
     Args:
-        name: The same on all ranks, and of no other start of a site.
+        name: The same on all ranks, and unique to this start of this site.
         rank: From 0 to `size` - 1.
-        size: Ranks of the site.
-        gather: `gather(text)` returns what each rank gave, by rank.
+        size: The number of ranks in the site.
+        gather: A function; `gather(text)` returns the texts of all ranks, ordered by rank.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Site:
 
     @classmethod
     def of_process_group(cls, group: Any = None) -> Site:
-        """Make the site of a torch.distributed process group (None: the default one). All of its ranks call this."""
+        """Create the site for a torch.distributed process group (None: the default one). All of its ranks call this."""
         torch = sys.modules["torch"]
         dist = torch.distributed
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-        # Of its own, so that it cannot come between the program's collectives, and on the CPU.
+        # A separate group, on the CPU, so that its collectives do not mix with the program's.
         own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         names = [uuid.uuid4().hex]
         dist.broadcast_object_list(names, src=ranks[0], group=own)
@@ -66,7 +66,7 @@ class Site:
         return cls(names[0], dist.get_rank(own), len(ranks), gather)
 
     def agree(self, flag: bool) -> bool:
-        """Return on all ranks whether all of them gave True."""
+        """Return, on all ranks, whether all of them passed True."""
         return all(self.gather("1" if flag else ""))
 
     def unique_name(self) -> str:
@@ -75,21 +75,21 @@ class Site:
         return f"{self._name}.{self._names}"
 
     def communicator(self, address: str, **options: Any) -> Communicator:
-        """Return a communicator of this rank, in the peer group of its shard. `options` are those of `Communicator`."""
+        """Return a communicator for this rank, in its shard's peer group. `options` are those of `Communicator`."""
         self._communicators += 1
         name = f"{self._name}.{self._communicators}"
         return Communicator(address, peer_group=self.rank, site=name, site_size=self.size, **options)
 
     def check(self, communicator: Communicator) -> None:
-        """Raise PCCLError INVALID_USAGE, on all ranks alike, if the run is not a grid of sites of this size."""
+        """Raise PCCLError INVALID_USAGE, on all ranks, if the run is not a grid of sites of this size."""
         groups, largest, peers = _shape(communicator)
-        # Together: without those of its ranks that have found out and left, a site may look like one that fits.
+        # Decide together: once some ranks have detected the error and left, the rest may look like a site that fits.
         if not self.agree(groups == self.size and peers == groups * largest):
             raise PCCLError(
                 Result.INVALID_USAGE,
                 "join",
                 f"this site has {self.size} ranks, but the run has {peers} peers in {groups} peer groups, of at most "
-                f"{largest}: all sites must have as many ranks, each in the peer group of its number",
+                f"{largest}: all sites must have the same number of ranks, each in the peer group of its number",
             )
 
 

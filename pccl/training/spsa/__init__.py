@@ -1,1 +1,1 @@
-"""SPSA: forward passes alone, one byte from each peer and step."""
+"""SPSA: forward passes only, one byte from each peer in each step."""

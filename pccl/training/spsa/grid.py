@@ -1,14 +1,14 @@
-"""Parameters on a grid, where moving along random signs is exact, and so can be undone.
+"""Parameters on a grid, where moving along random signs is exact and can therefore be undone.
 
-Float addition rounds: `w + a - a` is not `w`. Here every element of a tensor is a whole multiple of the tensor's
-*quantum*, a power of two, and never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
-a perturbation is taken away without a copy of the weights, and all CPUs get the same bits.
+Float addition rounds, so `w + a - a` may differ from `w`. Here every element of a tensor is a whole multiple of the
+tensor's *quantum*, a power of two, and never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums
+are exact: a perturbation can be removed without a copy of the weights, and all CPUs compute the same bits.
 
-The price: small elements have no more digits after the point than large ones of the same tensor. An update's amount,
-one number for a direction and a tensor, is rounded to quanta at random in proportion, by numbers that are the same on
-all peers. Where the next update could exceed the limit, the quantum doubles and elements are rounded to it.
+The price is that small elements have the same absolute precision as large ones of the same tensor. An update's amount,
+one number per direction and tensor, is rounded to quanta stochastically, with random numbers that are the same on all
+peers. If the next update could exceed the limit, the quantum doubles and elements are rounded to it.
 
-Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs.
+Elements are a NumPy array in memory, or a torch tensor on a device, where torch computes the random signs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pccl.training.state.replica import is_distributed, replica_of
 
 UNITS_MAX = SUM_MAX
 HEADROOM = 8
-"""Growth of a tensor's largest element that does not make its grid coarser."""
+"""The factor by which a tensor's largest element can grow before its grid becomes coarser."""
 EPSILONS_MIN = 16
-"""The least value of the largest element, in perturbations: for a tensor that is zero at first."""
+"""The assumed minimum of a tensor's largest element, in perturbations, for tensors that start near zero."""
 EXPONENT_MIN = -126
 ROUNDING_TENSOR = 2**32 - 1
-"""The tensor number of the random numbers for rounding; no tensor has it."""
+"""The tensor number for the random numbers used in rounding; no tensor has it."""
 
 
 class Grid:
@@ -41,15 +41,15 @@ class Grid:
 
     @default_environment()
     def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
-        """Choose the quanta and round elements and `epsilon` to them. Raises ValueError: not finite, or too large."""
+        """Choose the quanta and round elements and `epsilon` to them. Raises ValueError for unsuitable elements."""
         self._tensors = [HostElements(each) if isinstance(each, np.ndarray) else each for each in tensors]
         self._epsilon = epsilon
         self._seed = seed
         self.exponents: NDArray[np.int32] = np.zeros(len(self._tensors), np.int32)
-        """The exponents of the quanta, base 2, which peers share with the elements."""
+        """The base-2 exponents of the quanta, which peers share together with the elements."""
         self._bounds = [0] * len(self._tensors)
         self._away: dict[int, int] = {}
-        """The displacement of the tensors: perturbations by direction, each +1 or -1 of them."""
+        """The displacement of the tensors: the number of perturbations along each direction, +1 or -1."""
         self._away_step = 0
         self._is_torn = False
         for t in range(len(self._tensors)):
@@ -57,7 +57,7 @@ class Grid:
 
     @default_environment()
     def adopt(self) -> None:
-        """Take up elements and exponents that have been overwritten with another peer's."""
+        """Continue from elements and exponents that were overwritten with another peer's."""
         self._is_torn = False
         self._away = {}
         self._bounds = [self._largest(t) for t in range(len(self._tensors))]
@@ -67,7 +67,7 @@ class Grid:
         return not self._away and not self._is_torn
 
     def require_home(self) -> None:
-        """Raise RuntimeError after an interrupted pass."""
+        """Raise RuntimeError if a pass was interrupted."""
         if self._is_torn:
             raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         assert not self._away
@@ -82,13 +82,13 @@ class Grid:
         self._away_step = step
 
     def come_home(self) -> None:
-        """Move the tensors home. After an interrupted pass only `adopt` helps."""
+        """Move the tensors home. After an interrupted pass, only `adopt` can restore them."""
         if self._away and not self._is_torn:
             self.displace(self._away_step, {})
 
     @default_environment()
     def update(self, step: int, coefficients: Mapping[int, float]) -> None:
-        """Bring the tensors home, moved by the coefficients along each direction. Raises OverflowError: diverged."""
+        """Move home by the coefficients along each direction. Raises OverflowError if training has diverged."""
         assert not self._away or step == self._away_step
         amounts = [self._amounts(t, step, coefficients) for t in range(len(self._tensors))]
         tight = [t for t, each in enumerate(amounts) if not self._has_room(t, each)]
@@ -136,7 +136,7 @@ class Grid:
         return amounts
 
     def _has_room(self, t: int, amounts: Mapping[int, int]) -> bool:
-        """Whether this update, and a perturbation before and after it, is sure to be exact."""
+        """Return whether this update and a perturbation before and after it are certain to be exact."""
         return self._bounds[t] + _total(amounts) + self._reach(t) <= UNITS_MAX
 
     def _ensure_room(self, t: int, step: int, coefficients: Mapping[int, float]) -> dict[int, int]:
@@ -157,7 +157,7 @@ class Grid:
         if not math.isfinite(largest):
             raise ValueError(f"tensor {t} has elements that are not finite")
         mantissa, exponent = math.frexp(HEADROOM * max(largest, EPSILONS_MIN * self._epsilon))
-        within = exponent - (mantissa == 0.5)  # the least power of two that is not less
+        within = exponent - (mantissa == 0.5)  # the exponent of the smallest power of two that is not less
         self.exponents[t] = max(within - UNITS_MAX.bit_length() + 1, EXPONENT_MIN)
         if self._reach(t) < 1:
             raise ValueError(f"tensor {t} has elements up to {largest:g}: perturbations of {self._epsilon:g} vanish")
@@ -173,7 +173,7 @@ def _total(amounts: Mapping[int, int]) -> int:
 
 
 TORCH_CHUNK = 1 << 22
-"""Elements in a pass, with some 100 MiB of temporaries; a multiple of those that share a counter."""
+"""Elements in a pass, with about 100 MiB of temporaries; a multiple of the elements that share a counter."""
 BLOCK = 128
 MASK = 2**32 - 1
 
@@ -181,7 +181,7 @@ _checked: set[Any] = set()
 
 
 def check_signs(torch: Any, device: Any) -> None:
-    """Raise ValueError if the device computes other signs than the CPU. Checks each device once."""
+    """Raise ValueError if the device computes different signs than the CPU. Checks each device once."""
     if device in _checked:
         return
     numbers: dict[str, Any] = {"seed": 0xFEDCBA9876543210, "tensor": 2**32 - 2, "step": 7}
@@ -191,7 +191,7 @@ def check_signs(torch: Any, device: Any) -> None:
     found = torch.zeros(expected.size, dtype=torch.float32, device=device)
     add_torch_signs(torch, found, 0.5, **numbers)
     if not np.array_equal(found.cpu().numpy(), expected):
-        raise ValueError(f"{device} computes other random signs than the CPU: this model can only be trained there")
+        raise ValueError(f"{device} computes other random signs than the CPU: train this model on the CPU")
     _checked.add(device)
 
 
@@ -206,7 +206,7 @@ def add_torch_signs(
     directions: Sequence[int],
     amounts: Sequence[int],
 ) -> None:
-    """Add multiples of random signs in place, the same bits as `pccl.signs.add_signs`."""
+    """Add multiples of random signs in place, with the same bits as `pccl.signs.add_signs`."""
     if sum(map(abs, amounts)) > SUM_MAX:
         raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)
@@ -231,7 +231,7 @@ def _philox(blocks: Any, tensor: int, step: int, direction: int, seed: int) -> l
         c0, c1 = (product1 >> 32) & MASK ^ c1 ^ key0, product1 & MASK
         c2, c3 = (product0 >> 32) & MASK ^ c3 ^ key1, product0 & MASK
         key0, key1 = (key0 + 0x9E3779B9) & MASK, (key1 + 0xBB67AE85) & MASK
-    # While they depend on no block, words are numbers; after ten rounds all of them do.
+    # Words that do not depend on the block are plain numbers; after ten rounds all words depend on it.
     return [c0, c1, c2, c3]
 
 
@@ -248,11 +248,11 @@ class HostElements:
         self.size = array.size
 
     def largest(self) -> float:
-        """Return the largest magnitude; not finite if any element is not."""
+        """Return the largest magnitude, which is not finite if any element is not."""
         return max(float(self.array.max(initial=0)), -float(self.array.min(initial=0)))
 
     def round_to(self, quantum: float) -> None:
-        """Round to whole quanta (a power of two), to nearest and even; -0 becomes 0."""
+        """Round to whole quanta (a power of two), half to even; -0 becomes 0."""
         factor, per_quantum = np.float32(quantum), np.float32(1 / quantum)
         for begin in range(0, self.size, CHUNK):
             part = self.array[begin : begin + CHUNK]
@@ -276,10 +276,10 @@ class HostElements:
 
 
 class TorchElements:
-    """The elements of a flat torch tensor on any device, in the order of this thread's current stream."""
+    """The elements of a flat torch tensor on any device, accessed in this thread's current stream."""
 
     def __init__(self, torch: Any, tensor: Any) -> None:
-        """Raises ValueError as `check_signs`."""
+        """Raises ValueError if `check_signs` does."""
         self._torch = torch
         self._tensor = tensor
         self.size = tensor.numel()
@@ -311,7 +311,7 @@ Elements: TypeAlias = HostElements | TorchElements
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
-    """Return the float32 parameters by name, without empty ones, and the layout. Raises TypeError, ValueError."""
+    """Return the non-empty float32 parameters by name, and the layout. Raises TypeError, ValueError."""
     layout = replica_of(model).layout
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):

@@ -1,13 +1,13 @@
-"""SPSA: training by forward passes alone, with one byte from each peer and step.
+"""SPSA: training with forward passes only, and one byte from each peer in each step.
 
 SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
-L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) makes z from
-a seed, in the memory of inference; Zelikman et al. 2023 (arXiv:2306.10015) send g in a byte. In each step peers
-exchange the bytes of their own directions, and move the weights along all directions by their mean.
+L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) generates z
+from a seed and needs only the memory of inference; Zelikman et al. 2023 (arXiv:2306.10015) send g in one byte. In each
+step, peers exchange the bytes of their own directions and move the weights along all directions by their mean.
 
-*Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
-peers keep while others are lost. *The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa,
-times a unit. *Newcomers* with the weights of an earlier revision get the steps they lack; otherwise the weights.
+*Directions* are numbered from 0 in the order of *stable ranks*: ranks at the last admission, which peers keep when
+others are lost. *The byte* is an 8-bit float (sign, four exponent bits, three mantissa bits) times a unit. *Newcomers*
+that have the weights of a recent revision receive the missing steps; others receive the weights.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ SIGN = 0x80
 MAGNITUDES: tuple[int, ...] = tuple(
     code & 7 if code < 8 else (8 + (code & 7)) << ((code >> 3) - 1) for code in range(SIGN)
 )
-"""The ascending magnitudes of the codes without a sign, in units."""
+"""The magnitudes of the unsigned codes in ascending order, in units."""
 
 
 def encode_gradient(value: float, unit: float) -> int:
-    """Return the code nearest to a finite value; in a tie, that of the larger magnitude."""
+    """Return the code nearest to a finite value, or the one with the larger magnitude in a tie."""
     magnitude = abs(value) / unit
     above = min(bisect.bisect_left(MAGNITUDES, magnitude), len(MAGNITUDES) - 1)
     below = max(above - 1, 0)
@@ -57,13 +57,13 @@ def encode_gradient(value: float, unit: float) -> int:
 
 
 def decode_gradient(code: int, unit: float) -> float:
-    """Return the value of a code: exact, where the unit is a power of two."""
+    """Return the value of a code, exact if the unit is a power of two."""
     magnitude = MAGNITUDES[code & ~SIGN] * unit
     return -magnitude if code & SIGN else magnitude
 
 
 class StableRanks:
-    """One peer's stable rank, and those of the others. Uses one tag. Its methods are group calls."""
+    """The stable ranks of this peer and the others. Uses one tag. Its methods are group calls."""
 
     def __init__(self, communicator: Communicator, tag: int) -> None:
         self._communicator = communicator
@@ -72,7 +72,7 @@ class StableRanks:
         self.own = 0
 
     def assign(self, step: int) -> None:
-        """Take the ranks of a committed barrier. `step` is a count that is the same on all peers."""
+        """Use the ranks of a committed barrier. `step` must be the same on all peers."""
         barrier = self._communicator.launch.barrier
         op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
         peers = op.wait().peers
@@ -80,10 +80,10 @@ class StableRanks:
         self.own = self._ranks[own_number(self._communicator)]
 
     def exchange(self, item: bytes, step: int) -> tuple[LoggedStep, Outcome]:
-        """Gather equally many bytes from each peer. Raises PCCLError INVALID_USAGE: a peer has no rank."""
+        """Gather `item`, of equal size on all peers. Raises PCCLError INVALID_USAGE if a peer has no rank."""
         rows, outcome = gather_among_all(self._communicator, np.frombuffer(item, np.uint8), self._tag, step)
         if not self._ranks.keys() >= rows.keys():
-            what = "a peer without a stable rank takes part: a call of update_topology outside of SPSA let it in"
+            what = "a participating peer has no stable rank: a call of update_topology outside of SPSA admitted it"
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", what)
         ranks, codes = tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values())
         return LoggedStep(step, ranks, codes), outcome
@@ -92,7 +92,7 @@ class StableRanks:
 RANKS, CATCH_UP = 0, 2
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
-"""The most bytes of steps that newcomers are sent instead of weights."""
+"""The maximum size of the steps sent to newcomers instead of weights."""
 NEVER = 2**62
 
 logger = logging.getLogger(__name__)
@@ -100,19 +100,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SPSAOptions:
-    """The options of SPSA, which all peers must have alike."""
+    """The options of SPSA, which must be equal on all peers."""
 
     learning_rate: float
-    """The step size. Far smaller than for gradients: the square of the estimate's length is about the number of
-    parameters times that of the gradient."""
+    """The step size, far smaller than with gradients because the squared norm of the estimate is about the number of
+    parameters times the gradient's."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
-    """The size of a perturbation, of each parameter."""
+    """The perturbation of each parameter."""
     directions: int = 1
-    """Directions that each peer evaluates in a step; a byte each."""
+    """The number of directions that each peer evaluates in a step, at one byte each."""
     unit: float = 2.0**-12
-    """The unit of the byte: projected gradients are precise from 8 units and cut at 245760."""
+    """The unit of the byte: projected gradients have full precision from 8 units and are clipped at 245760."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
 
@@ -125,24 +125,24 @@ class SPSAOptions:
         object.__setattr__(self, "seed", as_int("seed", self.seed, 0, 2**64 - 1))
 
     def rate(self, step: int) -> float:
-        """Return the rate of a step: the same double everywhere."""
+        """Return the rate of a step, the same double on all peers."""
         return self.learning_rate / (1 + step / self.decay_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class SPSAStep(StepReport):
-    """The outcome of a step of SPSA. `world_size` counts the peers whose directions the weights have moved along."""
+    """The outcome of an SPSA step. `world_size` counts the peers whose directions moved the weights."""
 
     loss: float
-    """The mean of this peer's own evaluations, perturbed as they were."""
+    """The mean of this peer's own evaluations at perturbed weights."""
 
 
 @outside_graphs
 class SPSA(Checkpointed):
     """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds.
 
-    Peers evaluate the loss along random signs, exchange a byte for each direction, and make the same step. Between
-    calls the model may be read, not written. Not thread-safe. Example::
+    Peers evaluate the loss along random signs, exchange a byte for each direction, and take the same step. Between
+    calls, the model may be read but not written. Not thread-safe. Example::
 
         with Communicator() as communicator:
             spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
@@ -165,21 +165,21 @@ class SPSA(Checkpointed):
         check_every: int | None = None,
         tag: int = 0,
     ) -> None:
-        """All peers build the same model, and give the same arguments except `log`.
+        """All peers must build the same model and give the same arguments, except `log`.
 
         Args:
-            model: A torch module on the CPU or a CUDA device, or NumPy arrays by name, of float32. Parameters are
-                rounded a little (`pccl.training.spsa.grid`).
-            admit_every: Newcomers are let in, and buffers exchanged, after this many steps.
-            replay_max: Newcomers at most this many steps behind are brought up by the log.
-            log: A file of this peer's own for the steps.
+            model: A torch module on the CPU or a CUDA device, or a mapping of names to NumPy arrays, in float32.
+                Parameters are rounded slightly (see `pccl.training.spsa.grid`).
+            admit_every: Admit newcomers and exchange buffers after this many steps.
+            replay_max: Newcomers at most this many steps behind catch up from the log.
+            log: A file of this peer's own in which to log the steps.
             shared: Objects whose `state_dict()` is replicated.
-            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+            buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
             check_every: Compare digests after this many steps; None: as often as possible below 0.1 % of the time.
-            tag: First of three tags.
+            tag: The first of three tags.
 
-        Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong; OSError, LogError of the
-        file.
+        Raises TypeError or ValueError if the model cannot be trained or an argument is invalid, and the log file's
+        OSError or LogError.
         """
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
@@ -240,13 +240,13 @@ class SPSA(Checkpointed):
     # Peers.
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if it is new. Raises as `DiLoCo.join`."""
+        """Join the run, with at least `peers_min` peers if it is new. Raises the errors of `DiLoCo.join`."""
         admission = self._membership.join(peers_min)
         self._begin(admission)
         return admission
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Join again with a new communicator, after the master was lost or this peer evicted."""
+        """Rejoin with a new communicator, after the master was lost or this peer was evicted."""
         self._communicator = communicator
         self._replicated.renew(communicator)
         self._membership = self._new_membership()
@@ -254,23 +254,23 @@ class SPSA(Checkpointed):
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """Start again after newcomers were let in, or this peer was."""
+        """Start again after newcomers or this peer were admitted."""
         if admission.world_size < 2:
-            self._grid.require_home()  # else it was compared with the others'
+            self._grid.require_home()  # with other peers, the comparison of the state has checked it
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
-            self._recent.clear()  # not by these steps did it get here
+            self._recent.clear()  # these steps do not lead to the present weights
         self._grid.adopt()
         self._ranks.assign(self.revision)
         self._mark()
 
     def _hand_on_the_log(self) -> None:
-        """Bring newcomers up from their revision, if a peer under way has the steps since."""
+        """Send newcomers the steps since their revision, if a peer under way has them."""
         try:
             tail = self._tail_for_newcomers()
         except PCCLError as error:
             if error.result not in (Result.INVALID_USAGE, Result.INVALID_ARGUMENT):
                 raise
-            logger.warning("a newcomer makes other calls: %s", error)  # the state's names will refuse it
+            logger.warning("a newcomer makes different calls: %s", error)  # the sync rejects it by its state's names
             return
         if self._membership.is_under_way or not tail or not self._grid.is_home:
             return
@@ -278,13 +278,13 @@ class SPSA(Checkpointed):
             made = self._play(step_log.entries_of(tail))
             logger.info("caught up by %d steps, %d bytes", made, len(tail))
         except (LogError, OverflowError) as error:
-            logger.warning("the log leads nowhere from this peer's weights: %s", error)
+            logger.warning("the log does not continue from this peer's weights: %s", error)
 
     def _tail_for_newcomers(self) -> bytes:
-        """Return the encoded steps since the newcomer that is furthest behind; b"" where that is too far."""
+        """Return the encoded steps since the revision of the oldest newcomer, or b"" if it is too old."""
         is_under_way = self._membership.is_under_way
         own_first = self._recent[0].revision if self._recent else self.revision
-        own = self.revision if self._grid.is_home else NEVER  # from elsewhere no log leads on
+        own = self.revision if self._grid.is_home else NEVER  # a log only continues from home
         facts = np.array([NEVER, self.revision, own_first] if is_under_way else [own, NEVER, NEVER])
         self._reduce(facts, ReduceOp.MIN)
         behind, reached, first = facts.tolist()
@@ -296,7 +296,7 @@ class SPSA(Checkpointed):
             tail = tail if len(tail) <= TAIL_BYTES_MAX else b""
         size = np.array([len(tail)])
         self._reduce(size, ReduceOp.MAX)
-        # All peers that have it have the same, and the maximum of equal bytes and zeros is these bytes.
+        # All peers that have a tail have the same one, so the maximum of tails and zeros is the tail.
         buffer = np.zeros(int(size[0]), np.uint8)
         buffer[: len(tail)] = np.frombuffer(tail, np.uint8)
         self._reduce(buffer, ReduceOp.MAX)
@@ -308,20 +308,20 @@ class SPSA(Checkpointed):
     # Steps.
 
     def step(self, loss: Callable[[int], float]) -> SPSAStep:
-        """Evaluate `loss`, exchange bytes, move the weights and let newcomers in: a group call.
+        """Evaluate `loss`, exchange bytes, move the weights and admit newcomers. A group call.
 
         `loss(direction)` is called twice for each of this peer's directions, at perturbed weights. It must return the
-        same for the same direction and weights (one batch, no dropout), and not change them. What it raises comes
-        through with the weights as they were, and the step may be called again.
+        same value for the same direction and weights (one batch, no dropout) and must not change the weights. If it
+        raises, the weights are restored, the exception propagates, and the step may be called again.
 
         Raises:
             FloatingPointError: A loss is not finite.
-            OverflowError: On all peers: training has diverged.
-            PCCLError: The master is lost, or this peer was evicted: `reconnect`. INVALID_USAGE after a
-                KeyboardInterrupt outside of `loss`: `reconnect`.
-            RuntimeError: The interrupt came while weights were moved: `load` or `reconnect`.
-            DivergenceError: On all peers: replicated state differs.
-            OSError: Of the log.
+            OverflowError: Training has diverged (raised on all peers).
+            PCCLError: The master was lost or this peer was evicted: call `reconnect`. INVALID_USAGE after a
+                KeyboardInterrupt outside of `loss`: call `reconnect`.
+            RuntimeError: An interrupt arrived while weights were being moved: call `load` or `reconnect`.
+            DivergenceError: Replicated state differs (raised on all peers).
+            OSError: The log cannot be written.
         """
         self._membership.require_step("SPSA.step")
         if self.revision >= STEPS_MAX:
@@ -350,7 +350,7 @@ class SPSA(Checkpointed):
         return step.report(SPSAStep, len(logged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
-        """Compare the replicated state, on all peers after the last step. Raises as `step`."""
+        """Compare the replicated state, on all peers after the last step. Raises the errors of `step`."""
         with self._membership.step("SPSA.finish"):
             self._replicated.check(self.revision)
 
@@ -377,7 +377,7 @@ class SPSA(Checkpointed):
 
     @default_environment()
     def _move(self, step: LoggedStep) -> None:
-        """Make a step from its revision. The weights may be displaced, and come home."""
+        """Apply a step that starts at this revision. Weights may be displaced before, and are home afterwards."""
         options = self._options
         count = sum(map(len, step.codes))
         coefficients: dict[int, float] = {}
@@ -394,7 +394,7 @@ class SPSA(Checkpointed):
     # The log.
 
     def replay(self, path: str | os.PathLike[str]) -> int:
-        """Make the steps of a log that lead on from here, before `join`. Returns how many. Raises OSError, LogError."""
+        """Apply logged steps from this revision on, before `join`. Return their number. Raises OSError, LogError."""
         return self._play(step_log.read(path))
 
     def _play(self, entries: Iterable[step_log.Entry]) -> int:
@@ -408,7 +408,7 @@ class SPSA(Checkpointed):
                 self._move(entry)
                 made += 1
             elif entry.run != self._run:
-                raise LogError(f"the log is of another run, {entry.run!r}; this one is {self._run!r}")
+                raise LogError(f"the log is from another run, {entry.run!r}; this one is {self._run!r}")
             elif entry.digest != self._weights_digest():
                 raise LogError(f"the log has other weights at revision {self.revision}, after {made} of its steps")
         return made
@@ -418,7 +418,7 @@ class SPSA(Checkpointed):
             self._log.add(Mark(self.revision, self._weights_digest(), self._run))
 
     def close_log(self) -> None:
-        """End the log file, if there is one, with a mark."""
+        """Write a final mark and close the log file, if there is one."""
         if self._log is not None:
             self._mark()
             self._log.close()

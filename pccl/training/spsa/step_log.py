@@ -1,7 +1,7 @@
-"""The log of a run whose every step is a few bytes: which peers took part, and the bytes they exchanged.
+"""The log of a run whose steps are a few bytes each: which peers took part, and the bytes they exchanged.
 
-A *step* leads from one revision to the next. A *mark* has the digest of the weights at a revision, and names the run:
-algorithm, options and model. A file that ends in the middle of an entry ends before it. Numbers are little-endian:
+A *step* leads from one revision to the next. A *mark* holds the digest of the weights at a revision and names the run:
+algorithm, options and model. An incomplete entry at the end of a file is ignored. Numbers are little-endian:
 
     file    b"pccl steps 1\\n", then entries
     entry   kind u8, bytes u32, that many bytes, CRC-32 of all this u32
@@ -31,7 +31,7 @@ _STEP = struct.Struct("<QH")
 
 
 class LogError(Exception):
-    """A log that is damaged, or of another run."""
+    """A log is damaged or from another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LoggedStep:
     revision: int
     ranks: tuple[int, ...]
     codes: tuple[bytes, ...]
-    """The bytes of the peer of each stable rank, equally many from each."""
+    """The bytes from each stable rank's peer, all of equal length."""
 
     def encode(self) -> bytes:
         ranks = struct.pack(f"<{len(self.ranks)}I", *self.ranks)
@@ -80,7 +80,7 @@ def _decode(kind: int, body: bytes) -> Entry:
 
 
 def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
-    """Yield each whole entry with its end. Raises LogError: one is whole but wrong."""
+    """Yield each complete entry and its end offset. Raises LogError if a complete entry is invalid."""
     while begin + _HEAD.size <= len(data):
         kind, size = _HEAD.unpack_from(data, begin)
         body = begin + _HEAD.size
@@ -91,7 +91,7 @@ def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
             return
         if zlib.crc32(data[begin : body + size]) != _CRC.unpack_from(data, body + size)[0]:
             if end == len(data):
-                return  # the last one: written in part
+                return  # the last entry was only partly written
             raise LogError(f"damaged at byte {begin}: the CRC-32 differs")
         try:
             yield end, _decode(kind, data[body : body + size])
@@ -101,7 +101,7 @@ def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
 
 
 def entries_of(data: bytes) -> Iterator[Entry]:
-    """Yield entries that lie one after the other, up to one that is not whole. Raises LogError: one is wrong."""
+    """Yield consecutive entries up to the first incomplete one. Raises LogError if one is invalid."""
     return (entry for _, entry in _split(data))
 
 
@@ -111,7 +111,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
 
 
 def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
-    """Yield the entries of a whole file, with the end of each."""
+    """Yield the entries of a file's content and their end offsets."""
     if not data.startswith(MAGIC):
         raise LogError(f"{name} is not a log of steps")
     try:
@@ -121,17 +121,17 @@ def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
 
 
 class LogFile:
-    """A log that grows. Entries outlive the process, not a power failure."""
+    """An append-only log. Entries survive a crash of the process, but not a power failure."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Continue an existing file after its last whole entry. Raises OSError, LogError."""
+        """Create the file, or continue an existing one after its last complete entry. Raises OSError, LogError."""
         path = Path(path)
         self._file: BinaryIO = path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise LogError(f"{path} is written by another process; each peer needs a log of its own") from None
+            raise LogError(f"another process is writing {path}; each peer needs its own log") from None
         self._file.seek(0)
         data = self._file.read()
         if not data:
@@ -148,7 +148,7 @@ class LogFile:
         """Raises OSError."""
         data = entry.encode()
         if self._file.write(data) != len(data):
-            raise OSError(f"{self._file.name}: written in part; is the disk full?")
+            raise OSError(f"{self._file.name}: only partly written; is the disk full?")
 
     def close(self) -> None:
         self._file.close()

@@ -1,1 +1,1 @@
-"""The training state: what peers replicate and compare, and its files."""
+"""The training state that peers replicate and compare, and its files."""

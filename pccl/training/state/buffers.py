@@ -1,13 +1,14 @@
-"""The buffers of a torch module, such as running statistics: which of them peers have in common, and how.
+"""The buffers of a torch module, such as running statistics, and the rules by which peers share them.
 
-Forward passes change buffers by each peer's own data. The common values are held here apart from the module, in two
-flat vectors: floating-point buffers and all others (int64). An exchange moves them on, by one of three rules:
+Forward passes change buffers according to each peer's own data. The common values are held here, separate from the
+module, in two flat vectors: floating-point buffers and all others (int64). An exchange updates them by one of three
+rules:
 
-    average    floating-point buffers by the mean of their movements, all others by the maximum
-    first      all from the peer of rank 0
-    local      no exchange; buffers are in no digest and in no shared state
+    average    floating-point buffers by the mean of their changes, all others by the maximum
+    first      all buffers from the peer of rank 0
+    local      no exchange; buffers are not part of digests or the shared state
 
-Buffers without changes keep their bits. Changes by forward passes while an exchange is in flight are added to its
+Unchanged buffers keep their bits. Changes made by forward passes while an exchange is in flight are added to its
 result. Forward passes may replace buffers, so they are looked up in their modules each time.
 """
 
@@ -50,13 +51,13 @@ def exchanged_buffers(model: Any, rule: str) -> Buffers:
                 continue
             seen.add(id(buffer))
             if buffer.is_meta:
-                raise ValueError(f"buffer {name!r} is on meta and has no values; materialize the module before")
+                raise ValueError(f"buffer {name!r} is on meta and has no values; materialize the module first")
             places.append(_Place(name, module, key))
     return Buffers(torch, places, rule)
 
 
 class _Place:
-    """The place of a buffer in the exchanged vector, and in the module."""
+    """A buffer's place in the module and its form in the exchanged vector."""
 
     def __init__(self, name: str, module: Any, key: str) -> None:
         self.name = name
@@ -83,16 +84,16 @@ class _Place:
         return 0 if buffer.is_inference() else int(buffer._version)
 
     def read(self, torch: Any, dtype: Any) -> Any:
-        """Return the values, flat and on the CPU."""
+        """Return the values as a flat tensor on the CPU."""
         tensor = self.tensor
         if tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
             raise ValueError(
                 f"buffer {self.name!r} was {self.dtype} of shape {self.shape} and is now {tensor.dtype} of shape "
-                f"{tuple(tensor.shape)}: give buffers='local', or keep its shape"
+                f"{tuple(tensor.shape)}: use buffers='local', or keep its shape and dtype"
             )
         if self.dtype.is_complex:
             tensor = torch.view_as_real(tensor.resolve_conj())
-        return tensor.to("cpu", dtype).reshape(-1).contiguous()  # expanded ones are neither
+        return tensor.to("cpu", dtype).reshape(-1).contiguous()  # expanded tensors are not flat or contiguous
 
     def made(self, torch: Any, vector: NDArray[Any]) -> Any:
         """Return a tensor of this buffer's shape and dtype."""
@@ -129,7 +130,7 @@ class Buffers:
 
     @property
     def layout(self) -> str:
-        """Rule, names, shapes and dtypes: the same on all peers."""
+        """The rule, names, shapes and dtypes, which must be the same on all peers."""
         return repr((self.rule, [(p.name, p.shape, str(p.dtype)) for p in (*self._floats, *self._integers)]))
 
     @property
@@ -137,7 +138,7 @@ class Buffers:
         return not self._floats and not self._integers
 
     def infos(self) -> list[TensorInfo]:
-        """Return the common values for a shared state; call `show` once they have been synchronized."""
+        """Return the common values for a shared state; call `show` after they are synchronized."""
         vectors = {"floating-point buffers": self.floats, "other buffers": self.integers}
         return [TensorInfo.from_numpy(vector, name) for name, vector in vectors.items() if vector.size]
 
@@ -150,7 +151,7 @@ class Buffers:
                 first += place.count
 
     def module_tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the common buffers of the module by name."""
+        """Yield the module's shared buffers by name."""
         for place in (*self._floats, *self._integers):
             yield f"buffer {place.name}", place.tensor
 
@@ -159,7 +160,7 @@ class Buffers:
         return sum(place.version for place in (*self._floats, *self._integers))
 
     def adopt(self) -> None:
-        """Make the module's values the common ones: where all peers do, and have the same."""
+        """Make the module's values the common ones. All peers must do this, with the same values."""
         self.floats[...], self.integers[...] = self._read()
 
     def show(self) -> None:
@@ -169,7 +170,7 @@ class Buffers:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Give the module this peer's own values within the block, and the common ones outside."""
+        """Put this peer's own values into the module within the block, and the common ones after it."""
         if self.is_empty:
             yield
             return
@@ -182,12 +183,12 @@ class Buffers:
             self._own = own
 
     def show_own(self) -> None:
-        """Write this peer's own values into the module, where `own` has found any."""
+        """Write this peer's own values into the module if `own` has saved any."""
         if self._own is not None:
             self._write(*self._own)
 
     def launch(self, communicator: Communicator, tag: int, step: int) -> None:
-        """Send the module's values; `land` takes the result. Uses `tag` and `tag + 1`. A group call."""
+        """Start exchanging the module's values; `land` ends it. Uses `tag` and `tag + 1`. A group call."""
         if self.is_empty or self._ops:
             return
         self._sent = floats, integers = self._read()
@@ -205,7 +206,7 @@ class Buffers:
     def land(self, *, keep_going: bool = False) -> Outcome:
         """Wait for the exchange, if any, and write the common values into the module. Raises PCCLError.
 
-        `keep_going`: forward passes went on during the exchange, and their changes are kept.
+        `keep_going`: forward passes ran during the exchange; keep their changes.
         """
         if not self._ops:
             return NOT_MADE
@@ -217,7 +218,7 @@ class Buffers:
         return combined(outcomes)
 
     def drop(self) -> None:
-        """Forget an exchange whose communicator is closed."""
+        """Discard an exchange whose communicator has been closed."""
         self._ops = []
 
     @default_environment()
@@ -229,7 +230,7 @@ class Buffers:
         elif alone:
             self.floats[...], self.integers[...] = floats, integers
         else:
-            moved = self._moved != 0  # also NaN
+            moved = self._moved != 0  # includes NaN
             self.floats[moved] += self._moved[moved]
             self.integers[...] = self._most
 
@@ -255,7 +256,7 @@ class Buffers:
         return vector
 
     def _write(self, floats: Floats, integers: Integers) -> None:
-        """Write the values, except where they are there already: expanded buffers cannot be written."""
+        """Write the values, skipping equal buffers because expanded ones cannot be written."""
         torch = self._torch
         for places, vector in ((self._floats, floats), (self._integers, integers)):
             first = 0
@@ -269,7 +270,7 @@ class Buffers:
 
 @default_environment()
 def _movement(start: Floats, end: Floats) -> Floats:
-    """Return `end - start`, and 0 where they are equal, infinities too."""
+    """Return `end - start`, or 0 where both have equal bits, which includes infinities."""
     with np.errstate(invalid="ignore", over="ignore"):
         moved: Floats = end - start
     bits = np.uint64 if start.dtype == np.float64 else np.uint32

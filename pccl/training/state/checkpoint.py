@@ -1,12 +1,12 @@
-"""Checkpoints: `save` and `load` of all training classes, in one format.
+"""Checkpoints: `save` and `load` for all training classes, in one format.
 
-A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; each rank of a site writes one,
-`step-000000123.rank-00002-of-00004.safetensors`. It holds tensors by name, everything else as
-`pccl.training.state.codec` encodes it, and metadata: class, model, revision, and a name of the save that all ranks of a
-site have alike. In the background, `save` copies the tensors, and a non-daemon thread writes the file.
+A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own. Each rank of a site writes one,
+`step-000000123.rank-00002-of-00004.safetensors`. The file holds tensors by name, everything else as encoded by
+`pccl.training.state.codec`, and metadata: class, model, revision, and a name of the save that is the same on all ranks
+of a site. For a background save, `save` copies the tensors and a non-daemon thread writes the file.
 
-With a site, the ranks gather the revisions and saves that each has, and load the newest that all have. If there is
-none, or a piece is damaged, all fail alike before any state changes.
+The ranks of a site gather the revisions and saves that each holds, and load the newest one that all hold. If there is
+none, or a piece is damaged, all ranks fail before any state changes.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ REST = "rest"
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 SUFFIX = ".safetensors"
 
-NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
+NEWER = "%s holds checkpoints newer than revision %d, and load would take revision %d: use one folder per run"
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state that a training object saves. Layout and options must be the same where it is loaded."""
+    """The state that a training object saves. It can be loaded only where layout and options are the same."""
 
     revision: int
     state: dict[str, Any]
-    """Nested; tensors are shared with the object until they are copied or written."""
+    """A nested state, which shares tensors with the object until they are copied or written."""
     layout: str
     options: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A checkpoint on disk, of this rank."""
+    """A checkpoint of this rank on disk."""
 
     path: Path
     revision: int
     save: str
-    """The same on all ranks of a site, and of no other save."""
+    """The unique name of the save, the same on all ranks of a site."""
 
 
 def file_name(revision: int, site: Site | None) -> str:
@@ -83,12 +83,12 @@ def file_name(revision: int, site: Site | None) -> str:
 
 
 def is_one_file(path: Path) -> bool:
-    """Whether `path` is a checkpoint itself, and not a folder of them."""
+    """Return whether `path` is a checkpoint file, rather than a folder of checkpoints."""
     return path.suffix == SUFFIX or path.is_file()
 
 
 def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
-    """Return revisions and paths of this rank's files named as checkpoints, newest first. Raises FileNotFoundError."""
+    """Return revision and path of this rank's files with checkpoint names, newest first. Raises FileNotFoundError."""
     place = (site.rank, site.size) if site is not None else None
     found = []
     for path in folder.iterdir():
@@ -99,7 +99,7 @@ def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
 
 
 def _save_of(path: Path) -> str | None:
-    """Return the name of the save, "" where the file is damaged; None: it is not a checkpoint, or gone."""
+    """Return the save's name, "" if the file is damaged, or None if it is not a checkpoint or no longer exists."""
     try:
         metadata = tensor_file.read_metadata(path)
         return piece_at(path).save if MANIFEST in metadata else None
@@ -122,7 +122,7 @@ def piece_at(path: Path) -> Piece:
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the newest checkpoint in `folder` that is not a piece of a site's, or None."""
+    """Return the newest checkpoint in `folder` that is not part of a site's checkpoint, or None."""
     try:
         return next((path for _, path in _named(Path(folder), None)), None)
     except (FileNotFoundError, NotADirectoryError):
@@ -137,24 +137,24 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: it has no manifest ({error!r})") from None
     if version > FORMAT:
         raise CheckpointError(
-            f"{path} has format {version}, of pccl {manifest.get('version')}; this is pccl {pccl.__version__}, which "
-            f"reads up to {FORMAT}: upgrade it"
+            f"{path} has format {version}, from pccl {manifest.get('version')}; this is pccl {pccl.__version__}, which "
+            f"reads formats up to {FORMAT}: upgrade it"
         )
     assert isinstance(manifest, dict)
     return manifest
 
 
 def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> tuple[str, Snapshot]:
-    """Read and verify a checkpoint; return the name of its class, and its state.
+    """Read and verify a checkpoint, and return the name of its class and its state.
 
-    `shard` makes a distributed tensor of this rank's part. Raises OSError, CheckpointError.
+    `shard` creates a distributed tensor from this rank's part. Raises OSError, CheckpointError.
     """
     contents = tensor_file.read(path)
     manifest = _manifest(contents.metadata, path)
     rank, size = (site.rank, site.size) if site is not None else (0, 1)
     if (manifest["rank"], manifest["size"]) != (rank, size):
         raise CheckpointError(
-            f"{path} is the piece of rank {manifest['rank']} of {manifest['size']}; this is rank {rank} of {size}"
+            f"{path} belongs to rank {manifest['rank']} of {manifest['size']}; this is rank {rank} of {size}"
         )
     entries = dict(contents.entries)
     try:
@@ -166,7 +166,7 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
         state = codec.decode(rest, tensors)
         return manifest["class"], Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
     except (KeyError, ValueError, TypeError, StopIteration) as error:
-        raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
+        raise CheckpointError(f"{path} cannot be read: {error!r}; if it holds torch tensors, import torch") from error
 
 
 @dataclass(slots=True)
@@ -191,13 +191,13 @@ class Checkpoints:
         self._pending: _Save | None = None
 
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
-        """Save what `take` returns. Raises OSError, also of the last save in the background; ValueError."""
+        """Save the snapshot from `take`. Raises ValueError, or OSError from this or the last background save."""
         is_file = is_one_file(path)
         if keep is not None:
             keep = as_int("keep", keep, 1)
             if is_file:
                 raise ValueError(f"keep {keep}: {path} must be a folder")
-        # Before anything can fail on some ranks alone.
+        # This group call comes before anything that can fail on only some ranks.
         name = self._site.unique_name() if self._site is not None else uuid.uuid4().hex
         prune = self._settle()
         save = self._pending = _Save(keep, path)
@@ -218,16 +218,16 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last save is on the disk. Raises OSError of a save in the background.
+        """Wait until the last save is on disk. Raises OSError from a background save.
 
-        With a site and `keep`, all its ranks call it, and it fails on all if it does on one.
+        With a site and `keep`, all ranks must call it, and it fails on all if it fails on one.
         """
         prune = self._settle()
         if prune is not None:
             prune()
 
     def _settle(self) -> Callable[[], None] | None:
-        """Wait for the save in progress and raise its error; return what deletes the older ones."""
+        """Wait for the save in progress and raise its error. Return a function that prunes older ones, if due."""
         save = self._pending
         if save is None:
             return None
@@ -259,10 +259,10 @@ class Checkpoints:
             if save.keep is not None and self._site is None:
                 _prune(save.path.parent, save.revision, save.keep, None)
             logger.info("saved %s", save.path)
-        except BaseException as error:  # raised where the caller is
+        except BaseException as error:  # raised later, on the caller's thread
             save.error = error
             if save.thread is not None:
-                logger.error("saving %s failed, which the next save will raise: %r", save.path, error)
+                logger.error("cannot save %s; the next save will raise this error: %r", save.path, error)
 
     def _contents(
         self, snapshot: Snapshot, save: str, to_entries: Callable[[Mapping[str, Any]], dict[str, Entry]]
@@ -290,7 +290,7 @@ def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
-    """Delete all but the newest `keep` of those up to `revision`."""
+    """Delete all but the newest `keep` checkpoints up to `revision`."""
     kept = 0
     for own, path in _named(folder, site):
         if own > revision or _save_of(path) is None:
@@ -302,7 +302,7 @@ def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
 
 
 class Checkpointed(ABC):
-    """The base of the training classes: saves what `_snapshot` gives, and passes it to `_restore`."""
+    """The base of the training classes, which saves the result of `_snapshot` and loads it with `_restore`."""
 
     _communicator: Communicator
     _state: SharedState
@@ -312,48 +312,48 @@ class Checkpointed(ABC):
     _checkpoints: Checkpoints | None = None
 
     LOADS: tuple[str, ...] = ()
-    """Further classes whose checkpoints this one takes."""
+    """Other classes whose checkpoints this class can load."""
 
     @property
     def revision(self) -> int:
-        """Steps of the whole run; of DiLoCo outer updates."""
+        """The number of steps of the whole run; for DiLoCo, of outer updates."""
         return self._state.revision
 
     def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
+        """Return the hexadecimal BLAKE3 digest of the replicated state, the same on all peers after every step."""
         return self._replicated.snapshot(self.revision).digest().hex()
 
     @abstractmethod
     def _snapshot(self) -> Snapshot:
-        """Return what decides the next step. No copies are made."""
+        """Return the state that determines the next step, without copying it."""
 
     @abstractmethod
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        """Load what `_snapshot` gave. Raises CheckpointError before anything is changed."""
+        """Load the state from `_snapshot`. Raises CheckpointError before anything is changed."""
 
     def _shard(self, tensor: Any, shard: Shard) -> Any:
-        raise CheckpointError(f"it has a piece of a tensor in shards, {shard.place}; this model has none")
+        raise CheckpointError(f"it has part of a sharded tensor, {shard.place}; this model has none")
 
     def save(self, path: str | os.PathLike[str], *, keep: int | None = None, background: bool = False) -> None:
-        """Save this peer's state between two steps, durably and atomically. With a site all of its ranks call it.
+        """Save this peer's state between two steps, durably and atomically. With a site, all ranks call it.
 
         Args:
-            path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
+            path: A folder of this peer's own, in which `step-000000123.safetensors` is created; or, with the suffix
                 `.safetensors`, the file itself, which is replaced.
-            keep: Number of newest files to keep; None: all.
-            background: Copy the state, and write it while training goes on. The next save waits for this one and
-                raises its error, as `wait_for_save` does.
+            keep: The number of newest files to keep; None keeps all.
+            background: Copy the state, and write it while training continues. The next save waits for this one and
+                raises its error, as does `wait_for_save`.
 
-        Raises OSError; ValueError: a state cannot be saved, with its place.
+        Raises OSError, or ValueError, naming the place, if a part of the state cannot be saved.
         """
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
         self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
 
     def close(self) -> None:
-        """End this object's part: another one may join on its communicator. All peers call it at the same place.
+        """End this object's training, so that another may join on its communicator.
 
-        Raises DivergenceError; OSError of a save in the background.
+        All peers call it at the same point. Raises DivergenceError, and OSError from a background save.
         """
         try:
             if self._membership.is_under_way and sys.exc_info()[0] is None:
@@ -363,24 +363,24 @@ class Checkpointed(ABC):
             self.wait_for_save()
 
     def wait_for_save(self) -> None:
-        """Wait until the last save is on the disk. Raises OSError: one in the background has failed."""
+        """Wait until the last save is on disk. Raises OSError if a background save failed."""
         if self._checkpoints is not None:
             self._checkpoints.wait()
 
     def load(self, path: str | os.PathLike[str], *, missing_ok: bool = False) -> bool:
-        """Load what `save` wrote to `path`, of a folder the newest, before `join`.
+        """Load a checkpoint before `join`: the file `path`, or the newest one in the folder `path`.
 
-        Peers may load different steps, or none; they join with the newest state. With a site all ranks call it, and
+        Peers may load different steps, or none; they join with the newest state. With a site, all ranks call it and
         load the newest step that all have.
 
         Args:
             path: A folder or a file.
-            missing_ok: Return False if there is none.
+            missing_ok: Return False if there is no checkpoint.
 
         Raises:
-            OSError: It cannot be read.
-            CheckpointError: It is damaged, or of another model, class or newer version, or ranks have no common step.
-            PCCLError: INVALID_USAGE: this peer has joined. No state has been changed then.
+            OSError: The checkpoint cannot be read.
+            CheckpointError: It is damaged, from another model, class or newer version, or the ranks share no step.
+            PCCLError: INVALID_USAGE: this peer has joined. No state has changed.
         """
         self._require_not_joined()
         found, error = [], ""
@@ -407,8 +407,8 @@ class Checkpointed(ABC):
 
     def _require_not_joined(self) -> None:
         if not self._membership.is_in_run:
-            return  # not joined, or left; `reconnect` joins with what is loaded
-        what = "this peer trains with others, which would not have what it loads: call load before join"
+            return  # not joined, or left; `reconnect` joins with the loaded state
+        what = "this peer is in a run, whose other peers would not have the loaded state: call load before join"
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
     def _found(self, path: Path) -> list[Piece]:
@@ -418,7 +418,7 @@ class Checkpointed(ABC):
         found = pieces(path, self._site)
         if not found:
             others = sorted(entry.name for entry in path.iterdir() if entry.name.startswith("step-"))
-            what = f"; it holds {others[-1]}, of another rank or size of a site" if others else ""
+            what = f"; it holds {others[-1]}, from another rank or a site of another size" if others else ""
             raise FileNotFoundError(f"{path} holds no checkpoint of this rank{what}")
         return found
 
@@ -452,10 +452,10 @@ class Checkpointed(ABC):
             raise CheckpointError(f"{path} has the state of a {classes[0]}; the optimizer here is a {classes[1]}")
         for what, theirs, ours in (("model", snapshot.layout, own.layout), ("run", snapshot.options, own.options)):
             if theirs != ours:
-                raise CheckpointError(f"{path} is of another {what}: {_first_difference(theirs, ours)}")
+                raise CheckpointError(f"{path} is from another {what}: {_first_difference(theirs, ours)}")
         shared = [each.state.get("shared", {}).keys() for each in (snapshot, own)]
         for name in sorted(shared[0] ^ shared[1]):
-            here, there = ("is not shared here", "has it") if name in shared[0] else ("stays as it is", "lacks it")
+            here, there = ("is not shared here", "has it") if name in shared[0] else ("stays unchanged", "lacks it")
             logger.warning("%r %s: %s %s", name, here, path, there)
         return snapshot
 
@@ -468,7 +468,7 @@ def _newest_common(held: list[list[tuple[int, str]]], path: str | os.PathLike[st
     )
     if not common:
         raise CheckpointError(
-            f"the ranks of this site have no save in common in {os.fspath(path)}: {listed}; give each the piece of one"
+            f"the ranks of this site have no save in common in {os.fspath(path)}: {listed}; give all the same save"
         )
     newest = max(common)
     if any(revision > newest[0] for own in held for revision, _ in own):
@@ -485,5 +485,5 @@ def _raise_any(errors: Iterable[str]) -> None:
 def _first_difference(theirs: str, ours: str) -> str:
     for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=False):
         if a != b:
-            return f"it has {a!r} where this one has {b!r}"
+            return f"it has {a!r}, but this one has {b!r}"
     return f"it has {theirs.count(chr(10)) + 1} parameters, this one {ours.count(chr(10)) + 1}"

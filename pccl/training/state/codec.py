@@ -1,9 +1,9 @@
-"""The state of a Python object, as its `state_dict()` gives it, in canonical bytes and back, without pickle.
+"""Encodes the state of a Python object, as returned by `state_dict()`, as canonical bytes, without pickle.
 
-A state is a tree: mappings, lists, tuples and sets; its leaves are None, booleans, integers of any size, floats,
-complex numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is written as msgpack, with each container,
-and each leaf that msgpack lacks, as an array that begins with a tag. Equal states give equal bytes. Unknown types are
-refused with the path to them, as are tensors that are sparse, quantized, distributed or on meta.
+A state is a tree of mappings, lists, tuples and sets. Its leaves are None, booleans, integers of any size, floats,
+complex numbers, strings, bytes, NumPy arrays and scalars, and torch tensors. It is written as msgpack. Containers, and
+leaves that msgpack lacks, become arrays that begin with a tag. Equal states give equal bytes. Unknown types, and
+sparse, quantized, distributed or meta tensors, raise an error that names their path.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import msgpack
 import numpy as np
 
 Tree: TypeAlias = Any
-"""The values that msgpack takes: None, bool, int of 64 bits, float, str, bytes, and lists that begin with a tag."""
+"""The values that msgpack encodes: None, bool, 64-bit int, float, str, bytes, and lists that begin with a tag."""
 
 LIST, TUPLE, SET, DICT, COUNTER, INTEGER, COMPLEX, ARRAY, SCALAR, TENSOR = range(10)
 CHUNK_BYTES = 1 << 30
-"""The most bytes in one msgpack string, which holds less than 4 GiB."""
+"""The maximum size of one chunk; a msgpack string holds less than 4 GiB."""
 DEPTH_MAX = 200
 PRIMITIVES = (type(None), bool, float, str, bytes)
 VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- ]+")
-"""Keys that no other kind of key looks like."""
+"""String keys that cannot be confused with the `repr` of another key."""
 
 Take: TypeAlias = Callable[[str, Any], bool]
 
 
 def encode(state: Any, take: Take | None = None) -> bytes:
-    """Return the canonical bytes of `state`. Raises ValueError, with the path to what cannot be encoded.
+    """Return the canonical bytes of `state`. Raises ValueError with the path of a value that cannot be encoded.
 
-    `take(path, value)` returns True for values that the caller stores; None is encoded in their places.
+    `take(path, value)` returns True for values that the caller stores itself; None is encoded in their place.
     """
     return _packed(_tree(state, "", take))
 
 
 def decode(data: bytes, taken: Mapping[str, Any] | None = None) -> Any:
-    """Return the encoded state. Raises ValueError: the bytes are malformed, or torch is needed and not imported.
+    """Decode a state. Raises ValueError if the bytes are malformed, or if torch is needed but not imported.
 
-    `taken` are the values that `encode` left out, by path.
+    `taken` holds the values that the caller of `encode` stored itself, by path.
     """
     try:
         tree = msgpack.unpackb(data, raw=False, unicode_errors="surrogatepass")
@@ -113,11 +113,11 @@ def _array_tree(value: Any, path: str) -> Tree:
 
 
 def bytes_of(tensor: Any, path: str) -> Any:
-    """Return a torch tensor's elements in C order, as NumPy's uint8. Raises ValueError: not dense and whole."""
+    """Return a torch tensor's elements in C order as a uint8 array. Raises ValueError unless it is dense and whole."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
         what = "distributed" if hasattr(tensor, "placements") else f"{tensor.layout}, {tensor.dtype}, {tensor.device}"
-        raise ValueError(f"{path or 'the state'} is a torch tensor ({what}); only dense, whole ones are encoded")
+        raise ValueError(f"{path or 'the state'} is a torch tensor ({what}); only dense, whole tensors are encoded")
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     return plain.view(-1).view(torch.uint8).numpy()
 
@@ -157,7 +157,7 @@ def _state(tree: Tree, path: str, taken: Mapping[str, Any]) -> Any:
 def _tensor(dtype: str, shape: list[int], *chunks: bytes) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
-        raise ValueError("the state holds torch tensors: import torch before")
+        raise ValueError("the state holds torch tensors: import torch first")
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"these bytes are not an encoded state: a tensor of {dtype!r}")

@@ -1,14 +1,14 @@
 """Digest comparison: peers compare their states while they train, and find the tensors that differ.
 
-A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. At
-the beginning of the next step each peer launches one all-reduce, the maximum of nine words: the four of the snapshot's
-digest, their complements, and the number of steps to the next comparison that this peer proposes. It lands with that
-step's averages.
+A *snapshot* holds the BLAKE3 digest of each tensor and the canonical bytes of each object that determine the next step.
+At the beginning of the next step, each peer launches one all-reduce, the maximum of nine words: the four words of the
+snapshot's digest, their complements, and this peer's proposal for the number of steps until the next comparison. It
+lands with that step's averages.
 
-1. Digests are equal exactly if the maximum of all is the complement of the maximum of their complements.
-2. All compare after the same steps: the next time follows from the last one and the maximum of the proposals. A
-   proposal keeps the cost below 0.1 % of the time.
-3. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
+1. Digests are equal if and only if the maximum of all digests is the complement of the maximum of their complements.
+2. All peers compare after the same steps, because the next comparison follows from the last one and the maximum of the
+   proposals. A proposal keeps the cost below 0.1 % of the time.
+3. If digests differ, all peers gather all digests. If the differing peers are lost by then, the others continue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pccl.training.group.relaunch import Relaunched, average, gather_among_all, 
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
-"""The share of the training time for comparing: half of what is promised, since both times vary."""
+"""The share of training time for comparisons: half of the documented limit, since both times vary."""
 SMOOTHING = 0.25
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
@@ -41,16 +41,16 @@ logger = logging.getLogger(__name__)
 
 
 class DivergenceError(RuntimeError):
-    """Peers that must have the same state do not. Raised on all peers of the group at the same step."""
+    """The state differs between peers. Raised on all peers of the group at the same step."""
 
     def __init__(self, text: str, revision: int, peers: tuple[int, ...], names: tuple[str, ...]) -> None:
         super().__init__(text)
         self.revision = revision
-        """The number of steps after which it was found."""
+        """The number of steps after which the states differ."""
         self.peers = peers
-        """Numbers of the peers that differ from most; without a majority, from the peer accepted first."""
+        """The numbers of the peers that differ from the most common state (in a tie, that of the first peer)."""
         self.names = names
-        """Tensors and objects that differ."""
+        """The tensors and objects that differ."""
 
 
 class Snapshot:
@@ -63,7 +63,7 @@ class Snapshot:
         objects: Mapping[str, bytes],
         digests: Mapping[str, bytes] | None = None,
     ) -> None:
-        """`digests` are of further tensors."""
+        """`digests` are the digests of further tensors."""
         self.revision = revision
         self.objects = objects
         self.digests = {name: digest_of(tensor) for name, tensor in tensors}
@@ -80,7 +80,7 @@ class Snapshot:
 
 
 def digest_of(tensor: Any) -> bytes:
-    """Return the BLAKE3 digest of a NumPy array or a torch tensor: dtype, shape and elements in C order."""
+    """Return the BLAKE3 digest of a NumPy array or torch tensor, over dtype, shape and elements in C order."""
     if not isinstance(tensor, np.ndarray):
         data = codec.bytes_of(tensor, "tensor")
     else:
@@ -92,10 +92,10 @@ def digest_of(tensor: Any) -> bytes:
 
 
 class Check:
-    """One peer's part in comparing. Methods are group calls, except `expects`, `note` and `part`. Not thread-safe."""
+    """One peer's side of the comparison. All methods except `expects`, `note` and `part` are group calls."""
 
     def __init__(self, communicator: Communicator, tag: int, every: int | None, *, parting_tag: int) -> None:
-        """`every`: compare after this many steps, the same on all peers; None: as often as it is cheap."""
+        """`every`: compare after this many steps, the same on all peers; None compares as often as is cheap."""
         every = None if every is None else as_int("check_every", every, 1)
         self.communicator = communicator
         self._tag = tag
@@ -109,30 +109,30 @@ class Check:
         self._is_compared = False
         self._words = np.empty(9, np.uint64)
         self._hash_s = self._launch_s = 0.0
-        """Seconds that the newest snapshot took; `_launch_s`: launching its comparison."""
+        """Seconds spent on the newest snapshot; `_launch_s`: on launching its comparison."""
         self._exchange_s = 0.0
-        """Seconds that comparisons take beyond their snapshots, smoothed."""
+        """The smoothed seconds spent on a comparison in addition to its snapshot."""
         self._since: tuple[float, int] | None = None
         self.failure: DivergenceError | None = None
 
     def restart(self, communicator: Communicator) -> None:
-        """Forget what was in flight with a communicator that is closed."""
+        """Discard ops in flight on the closed communicator and use a new one."""
         self.communicator = communicator
         self._snapshot = self._op = self.failure = self._since = None
         self._is_compared = False
 
     def expects(self, revision: int) -> bool:
-        """Whether a snapshot of this revision is to be noted."""
+        """Return whether to note a snapshot of this revision."""
         return revision >= self._next and self.communicator.world_size > 1
 
     def note(self, make: Callable[[], Snapshot]) -> None:
-        """Take the snapshot at the end of a step, where `expects` is True."""
+        """Take the snapshot at the end of a step for which `expects` returned True."""
         started_s = time.monotonic()
         self._snapshot = make()
         self._hash_s = time.monotonic() - started_s
 
     def launch(self) -> None:
-        """Launch the comparison of the newest snapshot at the beginning of a step. Raises DivergenceError, again."""
+        """Launch the newest snapshot's comparison when a step begins. Raises an earlier DivergenceError again."""
         if self.failure is not None:
             raise self.failure
         if self._snapshot is None or self._op is not None:
@@ -149,7 +149,7 @@ class Check:
         self._words[:4], self._words[4:8], self._words[8] = digest, ~digest, self._proposal(snapshot.revision)
 
     def land(self, *, is_new: bool = False) -> None:
-        """Wait for the comparison in flight, before the step changes anything. Raises DivergenceError, on all peers."""
+        """Wait for the comparison in flight, before the step changes state. Raises DivergenceError on all peers."""
         if self._op is None:
             return
         assert self._snapshot is not None
@@ -160,7 +160,7 @@ class Check:
         self._judge(is_new)
 
     def _judge(self, is_new: bool = False) -> None:
-        """Decide when to compare next, and account for a difference."""
+        """Schedule the next comparison, and report a difference."""
         assert self._snapshot is not None
         snapshot, self._snapshot, self._op = self._snapshot, None, None
         self._is_compared = True
@@ -171,27 +171,27 @@ class Check:
             self._account(snapshot, is_new)
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
-        """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves. Otherwise as `land`."""
+        """Compare now, at an admission or the end. A new peer (`is_new`) that differs leaves. Otherwise as `land`."""
         self.note(make)
         self.launch()
         former_s = self._exchange_s
         self.land(is_new=is_new)
-        self._exchange_s = former_s  # waiting for late peers is not a part of the cost
+        self._exchange_s = former_s  # waiting for late peers is not part of the cost
         self._gap = 1
 
     def move_on(self) -> None:
-        """The state is not the compared one any more."""
+        """Note that the state has changed since the comparison."""
         self._is_compared = False
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether a snapshot is not compared yet."""
+        """Whether a snapshot has not been compared yet."""
         return self._snapshot is not None
 
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
-        """Compare what is not compared yet, with the peers that do so too or come to the next step with a snapshot.
+        """Compare an uncompared state with peers that also end or begin the next step with a snapshot.
 
-        Raises DivergenceError, on all of them; PCCLError TIMEOUT where a peer has not come within `limit_s`.
+        Raises DivergenceError on all of them, and PCCLError TIMEOUT if a peer does not do so within `limit_s`.
         """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return
@@ -222,7 +222,7 @@ class Check:
         self._judge()
 
     def come_soon(self, revision: int) -> None:
-        """Set the next comparison after an admission."""
+        """Schedule the next comparison after an admission."""
         self._snapshot = None
         self._gap = self.every or 1
         self._next = revision + self._gap
@@ -238,7 +238,7 @@ class Check:
         return min(max(1, math.ceil((self._hash_s + self._exchange_s) / (COST_SHARE * step_s))), INTERVAL_MAX)
 
     def _account(self, snapshot: Snapshot, is_new: bool) -> None:
-        """Gather all digests, and raise DivergenceError with the peers and tensors that differ."""
+        """Gather all digests, and raise DivergenceError naming the peers and tensors that differ."""
         names = [*snapshot.digests]
         digests = [blake3.blake3(repr(names).encode()).digest(), *snapshot.digests.values()]
         content = np.frombuffer(bytes([is_new]) + b"".join(digests), np.uint8)
@@ -247,7 +247,7 @@ class Check:
         gathered, _ = gather_among_all(self.communicator, padded, self._account_tag, snapshot.revision)
         states = {peer: row[1:].tobytes() for peer, row in gathered.items()}
         if len(set(states.values())) < 2:
-            return  # the peers that differed have been lost
+            return  # the differing peers have been lost
         newcomers = {peer for peer, row in gathered.items() if row[0]}
         seniors = [peer for peer in states if peer not in newcomers] or [*states]
         right = Counter(states[peer] for peer in seniors).most_common(1)[0][0]
@@ -257,7 +257,7 @@ class Check:
         text = _text(snapshot.revision, own_number(self.communicator), others, wrong, found)
         error = DivergenceError(text, snapshot.revision, tuple(wrong), tuple(found))
         if newcomers >= {*wrong} and len(seniors) < len(states) and not is_new:
-            logger.warning("newcomers leave that could not be brought up: %s", error)
+            logger.warning("newcomers whose state could not be synchronized leave: %s", error)
             return
         self.failure = error
         raise error
@@ -269,10 +269,10 @@ class Check:
 
 
 def _differing(names: list[str], right: bytes, wrong: list[bytes]) -> list[str]:
-    """Return the names of the digests that differ; each state begins with the digest of its names."""
+    """Return the names of the differing digests. Each state begins with the digest of its names."""
     places = [slice(first, first + DIGEST_BYTES) for first in range(0, (len(names) + 1) * DIGEST_BYTES, DIGEST_BYTES)]
     if any(state[places[0]] != right[places[0]] for state in wrong):
-        return ["which tensors and objects there are"]
+        return ["the set of tensors and objects"]
     return [
         name
         for name, place in zip(names, places[1:], strict=True)
@@ -296,9 +296,9 @@ def _text(
         shown.append(f"{len(names) - NAMES_SHOWN} more")
     verb = "differs" if len(wrong) == 1 else "differ"
     return (
-        f"after {revision} steps the peers do not have the same state: {listed(wrong)} {verb} from {listed(others)} in "
-        f"{'; '.join(shown)}. Something changes this on one peer alone, such as an optimizer's step or a learning rate "
-        "set outside, or a scheduler that is not in shared= or that they step a different number of times. Correct "
-        "that, end the peers that are wrong, and start the others again from what they have, with a new communicator: "
-        "a peer that is started again then gets their state"
+        f"after {revision} steps the peers' states are not equal: {listed(wrong)} {verb} from {listed(others)} in "
+        f"{'; '.join(shown)}. Something changes this on one peer only, such as an optimizer step or learning rate set "
+        "outside the training object, or a scheduler that is not in shared= or is stepped a different number of times. "
+        "Correct that, stop the peers that are wrong, and continue the others from their state with a new "
+        "communicator: peers that are started again then receive that state"
     )

@@ -1,10 +1,11 @@
 """A peer's model as one flat vector, and a rank's shards of distributed tensors.
 
-A replica copies values between such a vector, float32 or float64 as soon as one parameter is, and the tensors of the
-program's inner steps. It can be split into parts, runs of its elements cut along the tensors' first dimension.
+A replica copies values between the program's tensors and such a vector, which is float64 if any parameter is, otherwise
+float32. It can be split into parts, runs of its elements cut along the tensors' first dimension.
 
-The threads of torch's pool have the floating-point environment of the thread that made them. `default_torch_arithmetic`
-probes them by a product whose digits depend on the environment; where one is wrong, the caller computes alone.
+The threads of torch's pool inherit the floating-point environment of the thread that created them.
+`default_torch_arithmetic` probes them with a product whose digits depend on the environment. If the environment of a
+thread is wrong, the calling thread computes alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def is_distributed(tensor: Any) -> bool:
 def local_shard(tensor: Any) -> Any:
     """Return this rank's part of a distributed tensor, sharing its memory, without gradient history.
 
-    Other tensors are returned as they are. Raises ValueError: it holds partial sums.
+    For other tensors, return the detached tensor. Raises ValueError if the tensor holds partial sums.
     """
     if not is_distributed(tensor):
         return tensor.detach()
@@ -39,7 +40,7 @@ def local_shard(tensor: Any) -> Any:
 
 
 def describe(tensor: Any) -> str:
-    """Return the place of a shard in its site, the same at all sites; empty without shards."""
+    """Return the place of a shard in its site, the same at all sites; "" if the tensor is not distributed."""
     if not is_distributed(tensor):
         return ""
     mesh = tensor.device_mesh
@@ -47,7 +48,7 @@ def describe(tensor: Any) -> str:
 
 
 def layout_of(tensors: Mapping[str, Any]) -> str:
-    """Return a line for each: name, shape, dtype, and place of the shard."""
+    """Return a line for each tensor: its name, shape, dtype and shard place."""
     return "\n".join(
         f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{describe(tensor)}"
         for name, tensor in tensors.items()
@@ -70,7 +71,7 @@ def replica_of(model: Any) -> Replica:
 
 
 def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, slice]]]:
-    """Return for each of `count` parts its tensors and their rows."""
+    """Return the tensors and their rows for each of `count` parts."""
     sizes = [math.prod(shape) for shape in shapes]
     parts: list[list[tuple[int, slice]]] = [[] for _ in range(count)]
     first = 0
@@ -121,7 +122,7 @@ class ArrayPart:
 
 
 class ArrayReplica(ArrayPart):
-    """NumPy arrays by name: any shape and strides, float16 to float64."""
+    """NumPy arrays by name, of any shape and strides, from float16 to float64."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
@@ -139,7 +140,7 @@ class ArrayReplica(ArrayPart):
         self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
 
     def split(self, count: int) -> list[ArrayPart]:
-        """Return `count` parts, of sizes as equal as whole rows allow; some may be empty. The same on all peers."""
+        """Return `count` parts as equal in size as whole rows allow, the same on all peers. Some may be empty."""
         parts = _rows([array.shape for array in self._arrays], count)
         return [ArrayPart([np.atleast_1d(self._arrays[index])[rows] for index, rows in part]) for part in parts]
 
@@ -148,10 +149,10 @@ class ArrayReplica(ArrayPart):
 
 
 class TorchPart:
-    """Rows of a module's parameters, on any device; of distributed ones, of this rank's shards."""
+    """Rows of a module's parameters on any device, or of this rank's shards of distributed parameters."""
 
     def __init__(self, torch: Any, module: Any, pieces: Sequence[tuple[Any, slice]]) -> None:
-        """`pieces` are parameters and which of their rows."""
+        """`pieces` are parameters and the rows of each."""
         self._torch = torch
         self._module = module
         self._pieces = pieces
@@ -177,7 +178,7 @@ class TorchPart:
 
     def write(self, values: Vector) -> None:
         for module in self._module.modules():
-            # FSDP2 goes on with whole parameters that it has gathered for a forward pass alone.
+            # FSDP2 would otherwise continue with full parameters that it gathered for a forward pass without backward.
             reshard = getattr(module, "reshard", None)
             if callable(reshard):
                 reshard()
@@ -187,7 +188,7 @@ class TorchPart:
 
 
 class TorchReplica(TorchPart):
-    """The parameters of a module that require gradients. Others, and buffers, stay as they are on each peer."""
+    """The parameters of a module that require gradients. Other parameters, and buffers, are left unchanged."""
 
     def __init__(self, torch: Any, module: Any) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -197,7 +198,7 @@ class TorchReplica(TorchPart):
             if not parameter.is_floating_point():
                 raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
             if parameter.is_meta:
-                raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module before")
+                raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module first")
         super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
         self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
         self.layout = layout_of(dict(named))
@@ -221,14 +222,14 @@ Replica: TypeAlias = ArrayReplica | TorchReplica
 
 
 GRAIN = 1 << 15
-"""Elements that are worth a thread to torch (at::internal::GRAIN_SIZE)."""
+"""The smallest number of elements for which torch uses another thread (at::internal::GRAIN_SIZE)."""
 FACTORS = np.array(
     [
-        (2.0**-126, 0.5),  # a result that is subnormal
-        (2.0**-130, 2.0**10),  # an operand that is
-        (1 + 2.0**-12 + 2.0**-23, 1 + 2.0**-12 + 2.0**-23),  # to be rounded up
-        (-1 - 2.0**-23, 1 + 2.0**-23),  # not to be rounded down
-        (1 + 2.0**-23, 1 + 2.0**-23),  # not to be rounded up
+        (2.0**-126, 0.5),  # a subnormal result
+        (2.0**-130, 2.0**10),  # a subnormal operand
+        (1 + 2.0**-12 + 2.0**-23, 1 + 2.0**-12 + 2.0**-23),  # must be rounded up
+        (-1 - 2.0**-23, 1 + 2.0**-23),  # must not be rounded down
+        (1 + 2.0**-23, 1 + 2.0**-23),  # must not be rounded up
     ],
     np.float32,
 )
@@ -236,7 +237,7 @@ FACTORS = np.array(
 
 @contextmanager
 def default_torch_arithmetic(torch: Any) -> Iterator[None]:
-    """Compute in the default floating-point environment within the block, also on torch's threads."""
+    """Compute in the default floating-point environment within the block, including on torch's threads."""
     with default_environment():
         threads = torch.get_num_threads()
         if threads == 1 or _is_default_on_all(torch, threads):
@@ -251,7 +252,7 @@ def default_torch_arithmetic(torch: Any) -> Iterator[None]:
 
 def _is_default_on_all(torch: Any, threads: int) -> bool:
     if not torch.backends.openmp.is_available():
-        return False  # it is not known which threads take which part
+        return False  # the assignment of parts to threads is unknown
     with torch.no_grad():
         left, right, product = (torch.from_numpy(each) for each in _probe(threads))
         torch.mul(left, right, out=product)

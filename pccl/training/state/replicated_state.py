@@ -1,9 +1,9 @@
-"""The replicated state: what all peers of a training object have in common, and how newcomers get it.
+"""The replicated state, which all peers of a training object share, and its transfer to newcomers.
 
-Digests are compared during the run, at admissions and at its end (`pccl.training.state.digests`). Newcomers get tensors
-by the synchronization of the shared state, then objects, encoded, from the peer accepted first of those under way.
-Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then step
-a scheduler, a newcomer that comes out of `join` does not.
+Digests are compared during the run, at admissions and at its end (`pccl.training.state.digests`). Newcomers receive
+tensors through the synchronization of the shared state, then encoded objects from the lowest-numbered peer under way.
+Objects are sent once more at the beginning of the next step, because a peer may step a scheduler after the admitting
+step, which a newcomer that returns from `join` does not do.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class StepListener(Protocol):
 
 
 TAGS = 1 << 62
-"""The first tag of replicated states. Each tag of a training object has 8 of them."""
+"""The first tag of replicated states. For each tag of a training object, there are 8 of these."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NO_SOURCE = -(2**62)
 LATE = "late optimizer state"
 HEADER_BYTES = 8
-"""The length of the objects in what is sent, little-endian."""
+"""The size of the header, which is the length of the encoded objects, little-endian."""
 PARTING_S = 1.0
-"""Seconds that a peer at the end of its run waits for the others, to compare what they end with."""
+"""How many seconds a peer that ends its run waits for the others to compare the final state."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ParamGroups:
     """The hyperparameters of a torch optimizer: its `param_groups` without the parameters."""
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any] | None = None) -> None:
-        """With `parameters` by name, `load_state_dict` also adds groups that the others have added later."""
+        """With `parameters` by name, `load_state_dict` also adds groups that other peers have added later."""
         self._optimizer = optimizer
         self._parameters = parameters
 
@@ -82,13 +82,13 @@ class ParamGroups:
         assert self._parameters is not None
         for number, (values, own) in enumerate(zip(state, self._names(), strict=False)):
             if values["params"] != own:
-                raise ValueError(f"param_groups[{number}] of the others has {values['params']}, this one's {own}")
+                raise ValueError(f"the others' param_groups[{number}] has {values['params']}, this one's has {own}")
         for values in state[len(self._groups) :]:
             self._optimizer.add_param_group({**values, "params": [self._parameters[name] for name in values["params"]]})
         return [{key: value for key, value in values.items() if key != "params"} for values in state]
 
     def load_state_dict(self, state: list[dict[str, Any]], /) -> None:
-        """Raises ValueError: the number of groups or their parameters differ."""
+        """Raises ValueError if the number of groups or their parameters differ."""
         if self._parameters is not None:
             state = self._add_groups(state)
         if len(state) != len(self._groups):
@@ -97,7 +97,7 @@ class ParamGroups:
             for key, value in values.items():
                 held: Any = group.get(key)
                 if hasattr(held, "copy_") and hasattr(value, "shape"):
-                    held.copy_(value)  # of fused and capturable optimizers
+                    held.copy_(value)  # a tensor in fused and capturable optimizers
                 else:
                     group[key] = value
 
@@ -108,7 +108,7 @@ class ParamGroups:
 
 
 class ReplicatedState:
-    """One peer's part of the replicated state. Methods are group calls unless noted. Not thread-safe."""
+    """One peer's replicated state. Methods are group calls unless noted. Not thread-safe."""
 
     def __init__(
         self,
@@ -127,13 +127,13 @@ class ReplicatedState:
         version: Callable[[], int] | None = None,
     ) -> None:
         """Args:
-            tensors: Returns what is compared, by name.
-            frozen: Torch tensors that peers build alike, which are compared and never sent.
-            late: Sent after all objects, and compared among `tensors`.
-            adopt: Called when the shared state has been synchronized.
-            version: Given where `tensors` are the program's own: changes when they are written.
+            tensors: Returns the tensors to compare, by name.
+            frozen: Torch tensors that peers build identically, which are compared but never sent.
+            late: Sent after all other objects, and compared as part of `tensors`.
+            adopt: Called after the shared state has been synchronized.
+            version: Returns a number that changes when `tensors` are written. Given if the program can write them.
 
-        Raises ValueError, TypeError: an object cannot be shared.
+        Raises ValueError or TypeError if an object cannot be shared.
         """
         self._check = Check(communicator, _tag(tag, CHECK), check_every, parting_tag=_tag(tag, PART))
         self._tag = tag
@@ -156,32 +156,32 @@ class ReplicatedState:
         self._must_align = False
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Add objects, which changes `infos`, before any peer joins. Raises as the constructor. Not a group call."""
+        """Add objects before any peer joins; this changes `infos`. Raises like the constructor. Not a group call."""
         for name, each in objects.items():
             if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
                 raise TypeError(
-                    f"shared[{name!r}] must have state_dict and load_state_dict, which {type(each).__name__} has not"
+                    f"shared[{name!r}] must have state_dict and load_state_dict, but {type(each).__name__} does not"
                 )
         held = {name: self._objects[name] for name in self._shared}
         held |= {f"shared {name}": each for name, each in objects.items()}
         self._objects = dict(sorted(held.items()))
         self._shared = [*self._objects]
         self._listeners = [each for each in self._objects.values() if isinstance(each, StepListener)]
-        if self._groups is not None:  # the last to be loaded: others may set learning rates as they are
+        if self._groups is not None:  # loaded after the other objects, which may overwrite learning rates
             self._objects["param_groups"] = self._groups
-        if self._late is not None:  # its places are those of the groups' parameters
+        if self._late is not None:  # loaded after the groups, whose parameters it refers to
             self._objects[LATE] = self._late
         self._encoded()  # raises
 
     def infos(self) -> list[TensorInfo]:
-        """Return the shared state: common buffers, and an empty tensor named by what peers must have alike."""
+        """Return the shared state: the common buffers, and a dummy tensor whose name holds options to compare."""
         rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
         names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
         options = f"replicated state: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
         return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
     def options(self) -> dict[str, object]:
-        """Return the options that peers must have alike. Not a group call."""
+        """Return the options that must be equal on all peers. Not a group call."""
         shared = [name.removeprefix("shared ") for name in self._shared]
         return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check.every, "shared": shared}
 
@@ -198,7 +198,7 @@ class ReplicatedState:
 
     @contextmanager
     def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
-        """Load what `state_dict` gave, then a checkpoint's rest in the block; undo if that fails.
+        """Load the result of `state_dict`, and undo this if it or the block, which loads the rest, fails.
 
         Raises CheckpointError.
         """
@@ -209,7 +209,7 @@ class ReplicatedState:
                 try:
                     self._objects[name].load_state_dict(state[name])
                 except (ValueError, KeyError, TypeError, RuntimeError) as error:
-                    raise CheckpointError(f"{name} does not take what was saved of it: {error}") from error
+                    raise CheckpointError(f"{name} rejects its saved state: {error}") from error
             yield
         except BaseException:
             for name in taken:
@@ -222,15 +222,15 @@ class ReplicatedState:
         """The divergence that ended the run, or None. Not a group call."""
         return self._check.failure
 
-    # Listeners. Their methods say what they do: see `ElasticSampler`.
+    # Listeners, whose methods are documented in `ElasticSampler`.
 
     def fix_steps(self) -> None:
-        """Gradients travel before a step is complete, so its samples must be known before. Raises ValueError."""
+        """Fix the samples per step, because gradients are sent before a step is complete. Raises ValueError."""
         for each in self._listeners:
             each.fix_steps()
 
     def check_step(self) -> None:
-        """Raise RuntimeError: this peer has not drawn the samples of the step. Not a group call."""
+        """Raise RuntimeError if this peer has not drawn the step's samples. Not a group call."""
         for each in self._listeners:
             each.check_step()
 
@@ -239,30 +239,30 @@ class ReplicatedState:
             each.claim(self._communicator, _tag(self._tag, FOLLOW), in_flight)
 
     def commit(self, peers: Collection[int]) -> None:
-        """`peers` are in the average of the oldest claim."""
+        """Commit the oldest claim; `peers` contributed to its average."""
         for each in self._listeners:
             each.commit(peers)
 
     def discard(self) -> None:
-        """Leave out what was drawn since the last claim. Not a group call."""
+        """Discard the samples drawn since the last claim. Not a group call."""
         for each in self._listeners:
             each.discard()
 
     # Around a step.
 
     def begin(self, revision: int) -> None:
-        """Align objects if newcomers were admitted, and launch the comparison that is due. Raises DivergenceError."""
+        """Align objects if newcomers were admitted, and launch a comparison if it is due. Raises DivergenceError."""
         if self._must_align:
             self._hand_over(revision, is_source=not self._is_new, has_them=True)
             self._must_align = self._is_new = False
         self._check.launch()
 
     def launch_buffers(self, revision: int) -> None:
-        """Launch the exchange of buffers, once the forward passes of the step have been made."""
+        """Launch the exchange of buffers after the step's forward passes."""
         self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
 
     def exchange_own_buffers(self, revision: int) -> Outcome:
-        """Exchange at once the buffers that forward passes within `Buffers.own` have left."""
+        """Exchange, without delay, the buffers that forward passes within `Buffers.own` have changed."""
         self.buffers.show_own()
         self.launch_buffers(revision)
         return self.buffers.land()
@@ -282,20 +282,20 @@ class ReplicatedState:
         return self._version() + self.buffers.version() if self._version is not None else 0
 
     def check(self, revision: int) -> None:
-        """Compare at once, between two steps. Raises DivergenceError."""
+        """Compare now, between two steps. Raises DivergenceError."""
         self._frozen_digests.clear()
         self._check.check(lambda: self.snapshot(revision))
 
     def part(self, revision: int) -> None:
-        """Compare what the last step has left, with the peers that end within `PARTING_S`. Raises DivergenceError."""
+        """Compare the final state with the peers that end within `PARTING_S`. Raises DivergenceError."""
         if not self._check.has_snapshot and self._own_version() != self._version_at_end:
-            logger.info("written after the last step, revision %d is not compared with the others'", revision)
+            logger.info("the state was written after the last step, so revision %d is not compared", revision)
             return
         try:
             self._check.part(lambda: self.snapshot(revision), PARTING_S)
         except PCCLError as error:
             logger.warning(
-                "the state after the last step, revision %d, was not compared with the others': %s. Call finish() on "
+                "the state after the last step, revision %d, was not compared with other peers: %s. Call finish() on "
                 "all peers after the last step",
                 revision,
                 error,
@@ -309,8 +309,8 @@ class ReplicatedState:
     # Around an admission.
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
-        that all have; `is_new`: it has joined others that were under way."""
+        """Align the state on all peers after they have the same shared state. `is_source`: this peer had that state
+        before; `is_new`: it has joined peers that were under way."""
         if world_size < 2:
             self._regroup()
             self._check.come_soon(revision)
@@ -330,11 +330,11 @@ class ReplicatedState:
             each.regroup(self._communicator, _tag(self._tag, FOLLOW))
 
     def _digests_of_frozen(self) -> dict[str, bytes]:
-        """Hash again what was written since; writes through `.data` are found by `check` alone."""
+        """Return the digests of frozen tensors, updated if written. Only `check` detects writes through `.data`."""
         found = {}
         for name, tensor in self._frozen.items():
             shard = local_shard(tensor)
-            # What was made in inference mode has no version.
+            # Tensors created in inference mode have no version.
             key = None if shard.is_inference() else (shard.data_ptr(), shard._version)
             known = self._frozen_digests.get(name)
             if known is None or key is None or known[0] != key:
@@ -352,9 +352,9 @@ class ReplicatedState:
         return found
 
     def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
-        """Replace all peers' objects by those of the first accepted source; other sources keep their own, equal ones.
+        """Replace the objects of peers that are not sources by those of the lowest-numbered source.
 
-        Raises PCCLError, where this peer lacks the objects: all sources are lost, or they are too large.
+        Raises PCCLError if this peer lacks the objects and all sources are lost.
         """
         if not self._objects:
             return
@@ -370,9 +370,9 @@ class ReplicatedState:
                 raise PCCLError(
                     Result.NO_SHARED_STATE_AVAILABLE,
                     "join",
-                    "all peers that had the run's schedulers and the like were lost before sending them: join again",
+                    "all peers that had the run's shared objects were lost before sending them: join again",
                 )
-            # The maximum of the source's bytes and of the other peers' zeros is these bytes.
+            # The maximum of the source's bytes and the other peers' zeros is the source's bytes.
             data = np.zeros(HEADER_BYTES + size, np.uint8)
             if source == -number:
                 data[:HEADER_BYTES] = np.array([len(own)], "<u8").view(np.uint8)
@@ -381,7 +381,7 @@ class ReplicatedState:
             end = int(data[:HEADER_BYTES].view("<u8")[0])
             if end:
                 break
-            # The source has been lost in between: the next one.
+            # The source was lost in the meantime, so try the next one.
         if not is_source:
             self._load(codec.decode(data[HEADER_BYTES : HEADER_BYTES + end].tobytes()))
 

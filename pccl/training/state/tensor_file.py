@@ -1,12 +1,13 @@
-"""Named tensors in one file, whole or absent, in the safetensors format.
+"""Named tensors in one file, written atomically, in the safetensors format.
 
-It is written without the safetensors library, so that files are flushed without Python's lock, errors are OSErrors, and
-bfloat16 needs no torch. A file is written under a temporary name, flushed (fsync) and renamed; the metadata hold the
+The safetensors library is not used, so that files are flushed without Python's lock, errors are OSErrors, and bfloat16
+does not need torch. A file is written under a temporary name, flushed (fsync) and renamed; its metadata contains the
 BLAKE3 digest of all other bytes. Writers lock their temporary files; the next save into the folder deletes unlocked
 ones.
 
-`encode` takes a state apart into named tensors, which can be copied into existing memory and read by any tool, and the
-rest. A tensor's name is its path, `inner/state/0/exp_avg`. Of a distributed tensor this rank's shard is stored.
+`encode` splits a state into named tensors, which can be copied into existing memory and read by any tool, and the
+rest. A tensor's name is its path, such as `inner/state/0/exp_avg`. For a distributed tensor, this rank's shard is
+stored.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DTYPES = {
     "F8_E4M3": ("|u1", "float8_e4m3fn"),
     "F8_E5M2": ("|u1", "float8_e5m2"),
 }
-"""The types of NumPy and torch by safetensors' names. A type that NumPy lacks is its bits there."""
+"""NumPy's and torch's types by safetensors name. NumPy holds the bits of types that it lacks."""
 NUMPY_DTYPES = {name: numpy for name, (numpy, _) in DTYPES.items()}
 TORCH_NAMES = {torch: name for name, (_, torch) in DTYPES.items()}
 HEADER_BYTES_MAX = 1 << 30
@@ -62,19 +63,19 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pccl-tmp")
 
 
 class CheckpointError(Exception):
-    """A file that is damaged, of another format, or of another model; or pieces that do not belong together."""
+    """A file is damaged, has another format or is from another model, or the ranks' files do not belong together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor: its dtype as safetensors names it, and its elements in C order, little-endian."""
+    """A tensor, with safetensors' name for its dtype, and its elements in C order, little-endian."""
 
     dtype: str
     shape: tuple[int, ...]
     data: Bytes
 
     def array(self) -> NDArray[Any]:
-        """Return a view of the data; of dtypes that NumPy lacks, of the bits."""
+        """Return a view of the data, or of the bits for dtypes that NumPy lacks."""
         return self.data.view(NUMPY_DTYPES[self.dtype]).reshape(self.shape)
 
 
@@ -85,7 +86,7 @@ class Contents:
 
 
 def write(path: Path, contents: Contents) -> None:
-    """Replace `path` atomically. Raises OSError; the former file is still there then."""
+    """Replace `path` atomically. Raises OSError, after which the old file is unchanged."""
     folder = path.absolute().parent
     remove_abandoned(folder)
     temporary, file = _temporary(folder, path.name)
@@ -102,7 +103,7 @@ def write(path: Path, contents: Contents) -> None:
 
 
 def read(path: Path) -> Contents:
-    """Raises OSError; CheckpointError: the file is damaged or of another kind."""
+    """Read and verify a file. Raises OSError, or CheckpointError if it is damaged or of another kind."""
     with _opened(path) as file:
         header = _header(file, path)
         metadata = _metadata(header, path)
@@ -111,24 +112,24 @@ def read(path: Path) -> Contents:
     hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
     hasher.update(data.data)
     if hasher.hexdigest() != digest:
-        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
+        raise CheckpointError(f"{path} is damaged or truncated: its digest differs; load another checkpoint")
     return Contents(metadata, _entries(json.loads(header), data, path))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata without reading the tensors or verifying the digest. Raises as `read`."""
+    """Return the metadata without reading the tensors or verifying the digest. Raises the errors of `read`."""
     with _opened(path) as file:
         return _metadata(_header(file, path), path)
 
 
 def _opened(path: Path) -> BinaryIO:
     if path.is_dir():
-        raise CheckpointError(f"{path} is a folder; give the file in it, or a folder with another suffix")
+        raise CheckpointError(f"{path} is a folder; give the file in it, or a folder without this suffix")
     return path.open("rb")
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder: the names of new files would be lost with the power."""
+    """Flush a folder, so that the names of new files survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,7 +138,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, durably."""
+    """Create a folder and its parents durably."""
     if not path.is_dir():
         make_folder(path.absolute().parent)
         path.mkdir(exist_ok=True)
@@ -149,9 +150,9 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
         try:
-            with suppress(OSError):  # file systems without locks: no file counts as abandoned there
+            with suppress(OSError):  # on file systems without locks, no file counts as abandoned
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:  # else another process took it for abandoned, before it was locked
+            if os.fstat(file.fileno()).st_nlink:  # otherwise another process deleted it before it was locked
                 return path, file
         except BaseException:
             file.close()
@@ -161,7 +162,7 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete temporary files of processes that ended while they wrote them."""
+    """Delete temporary files of processes that ended while writing them."""
     for path in folder.iterdir():
         if not TEMPORARY.fullmatch(path.name):
             continue
@@ -170,11 +171,11 @@ def remove_abandoned(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
         except OSError:
-            continue  # it is gone, being written, or another user's
+            continue  # it no longer exists, is being written, or belongs to another user
 
 
 def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
-    # Wide elements first: with a header of whole words all tensors are aligned.
+    # Tensors with wide elements come first. With a header of whole words, all tensors are then aligned.
     names = sorted(
         contents.entries, key=lambda name: (-np.dtype(NUMPY_DTYPES[contents.entries[name].dtype]).itemsize, name)
     )
@@ -233,20 +234,20 @@ def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, En
             if not 0 <= begin <= end <= data.nbytes or end - begin != size:
                 raise ValueError(f"it is at bytes {begin} to {end} of {data.nbytes}")
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: it has no tensor {name!r} as its header says: {error}") from None
+            raise CheckpointError(f"{path} is damaged: tensor {name!r} does not match the header: {error}") from None
         entries[name] = entry
     return entries
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """Return safetensors' name of a NumPy type, or None."""
+    """Return safetensors' name for a NumPy type, or None."""
     little = dtype.newbyteorder("<").str
     return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The place of a tensor in a distributed one."""
+    """The place of a shard in a distributed tensor of this shape and stride."""
 
     place: str
     shape: tuple[int, ...]
@@ -256,7 +257,7 @@ class Shard:
 def encode(state: Any) -> tuple[bytes, dict[str, Any], dict[str, Shard]]:
     """Return the state's bytes without its tensors, the tensors by path (not copied), and the places of shards.
 
-    Raises ValueError: two keys have the same name, a distributed tensor has partial sums, or as `codec.encode`.
+    Raises ValueError like `codec.encode`, or if two keys have the same text or a distributed tensor has partial sums.
     """
     tensors: dict[str, Any] = {}
     shards: dict[str, Shard] = {}
@@ -289,7 +290,7 @@ def _torch_name(tensor: Any) -> str | None:
 
 
 class HostMemory:
-    """Copies of tensors in host memory that is allocated once for each name, dtype and shape."""
+    """Copies of tensors in host memory that is allocated once per name, dtype and shape."""
 
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
@@ -322,7 +323,7 @@ class HostMemory:
 
 
 def entry_of(tensor: Any) -> Entry:
-    """Return the entry of a tensor, without a copy where it is in host memory in C order."""
+    """Return a tensor's entry, without a copy if it is in host memory in C order."""
     if isinstance(tensor, np.ndarray):
         array = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).reshape(tensor.shape)
         name = dtype_name(array.dtype)
@@ -334,7 +335,7 @@ def entry_of(tensor: Any) -> Entry:
 
 
 def tensor_of(entry: Entry, is_torch: bool) -> Any:
-    """Return the tensor of an entry, sharing its memory. Raises KeyError: it is torch's, which was not imported."""
+    """Return an entry's tensor, sharing aligned memory. Raises KeyError if it needs torch, which is not imported."""
     if not is_torch:
         return entry.array()
     torch = sys.modules["torch"]

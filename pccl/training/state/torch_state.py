@@ -1,14 +1,14 @@
-"""The state of a torch module and its optimizer: taken, written in place, and made before the first step.
+"""The state of a torch module and its optimizer: read, written in place, and created before the first step.
 
 Tensors keep their place in memory, where hooks, buckets and shared states refer to them. *Held tensors*, those that
-were there when training began, are checked before each step: `module.to()` and the like may have replaced them.
+existed when training began, are checked before each step because `module.to()` and the like may have replaced them.
 
-*Late state* is what the optimizer has come to hold since, and what cannot exist before a first step: the momentum of
-SGD with dampening. It is sent as an object.
+*Late state* is state that the optimizer created afterwards or that cannot exist before a first step, such as the
+momentum of SGD with dampening. It is sent as an object.
 
-*Fresh state* is what an optimizer makes in its first step. A step with gradients and learning rate of zero makes the
-tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. Of other optimizers
-a tensor that such a step has not left at zero is refused.
+*Fresh state* is state that an optimizer creates in its first step. A step with zero gradients and learning rate creates
+the tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. For other
+optimizers, a tensor that is not zero after such a step is rejected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pccl.training.state.tensor_file import CheckpointError, Shard
 
 
 def buffers_of(model: Any) -> dict[str, Any]:
-    """Return the buffers by name, also those that `state_dict()` leaves out. Models of NumPy arrays have none."""
+    """Return the buffers by name, including those that `state_dict()` omits. Models of NumPy arrays have none."""
     return dict(model.named_buffers()) if hasattr(model, "named_buffers") else {}
 
 
 def optimized(optimizer: Any) -> list[Any]:
-    """Return the parameters of the optimizer, in the order of its groups."""
+    """Return the optimizer's parameters in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -39,14 +39,14 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
 
 
 def _states(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield name, parameter, key and value of the optimizer's state."""
+    """Yield the name, parameter, key and value of each entry of the optimizer's state."""
     for number, parameter in enumerate(optimized(optimizer)):
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             yield f"optimizer {number} {key}", parameter, key, value
 
 
 def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where names or shapes differ."""
+    """Raise CheckpointError if names or shapes differ."""
     if missing := tensors.keys() ^ values.keys():
         name = min(missing)
         raise CheckpointError(f"tensor {name!r} is only {'here' if name in tensors else 'in the checkpoint'}")
@@ -59,13 +59,13 @@ def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 def assign(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Copy `values` into the tensors of the same names."""
     if not tensors:
-        return  # torch may not be there
+        return  # torch may not be imported
     torch = sys.modules["torch"]
     with torch.no_grad():
         for name, tensor in tensors.items():
             held, value = local_shard(tensor), local_shard(values[name])
             if _is_expanded(held) and torch.equal(held, value.to(held)):
-                continue  # elements that share their memory cannot be written
+                continue  # elements that share memory cannot be written
             held.copy_(value)
 
 
@@ -79,7 +79,7 @@ def class_of(optimizer: Any) -> str:
 
 
 def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load what `optimizer.state_dict()` gave, in place where it can. Raises CheckpointError: other parameters."""
+    """Load an `optimizer.state_dict()`, in place if possible. Raises CheckpointError if parameters differ."""
     torch = sys.modules["torch"]
     groups = state["param_groups"]
     counts = [[len(group["params"]) for group in each] for each in (groups, optimizer.param_groups)]
@@ -119,7 +119,7 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
-    """Return the distributed tensor of this rank's part, on a parameter's mesh. Raises CheckpointError: none fits."""
+    """Return a distributed tensor made from this rank's part on a parameter's mesh, or raise CheckpointError."""
     for parameter in model.parameters() if hasattr(model, "parameters") else ():
         if is_distributed(parameter) and describe(parameter).strip() == shard.place:
             return type(parameter.data).from_local(
@@ -130,11 +130,11 @@ def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
                 shape=shard.shape,
                 stride=shard.stride,
             )
-    raise CheckpointError(f"it has a tensor in shards, {shard.place}; no parameter of this model is placed so")
+    raise CheckpointError(f"it has a sharded tensor, {shard.place}; no parameter of this model is sharded this way")
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield name, parameter, key and tensor of the optimizer's state. Raises ValueError: a state is not a tensor."""
+    """Yield name, parameter, key and tensor of each state entry. Raises ValueError if an entry is not a tensor."""
     is_tensor = sys.modules["torch"].is_tensor
     for each in _states(optimizer):
         if is_tensor(each[-1]):
@@ -152,17 +152,17 @@ def begin_absent(optimizer: Any) -> set[int]:
 
 
 def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> Any:
-    """Return a copy of a tensor of the state of `parameter`, where torch's optimizers have it."""
+    """Return a copy of a state tensor of `parameter` on the device where torch's optimizers keep it."""
     is_with_it = key != "step" or group.get("capturable") or group.get("fused")
     return value.detach().to(parameter.device if is_with_it else "cpu", copy=True)
 
 
 class HeldTensors:
-    """The tensors of a module and its optimizer that are there when this is made; what the optimizer has later is
-    its state. Not thread-safe."""
+    """The tensors of a module and its optimizer that exist when this object is created. Its state dict is the late
+    state. Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
-        """The optimizer's state exists already. Raises ValueError as `state_tensors`."""
+        """The optimizer's state must exist. Raises ValueError like `state_tensors`."""
         self._optimizer = optimizer
         parameters = [(f"parameter {name}", p, p.detach()) for name, p in module.named_parameters() if p.numel()]
         self._parameters = [(p, tensor.data_ptr()) for _, p, tensor in parameters]
@@ -175,11 +175,11 @@ class HeldTensors:
         self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
 
     def version(self) -> int:
-        """Return a number that changes when torch writes a held tensor, not through `.data`."""
+        """Return a number that changes when torch writes a held tensor, except through `.data`."""
         return sum(tensor._version for tensor in self._counted)
 
     def replaced(self) -> int | None:
-        """Return the place in `tensors` of one that is not in use."""
+        """Return the place in `tensors` of one that is no longer in use, or None."""
         for place, (parameter, pointer) in enumerate(self._parameters):
             if parameter.data_ptr() != pointer:
                 return place
@@ -189,7 +189,7 @@ class HeldTensors:
         return None
 
     def late(self) -> Iterator[tuple[str, Any, str, Any]]:
-        """Yield the optimizer's tensors that are not held, as `state_tensors`."""
+        """Yield the optimizer's tensors that are not held, in the form of `state_tensors`."""
         held = {(id(parameter), key) for parameter, key, _ in self._states}
         for each in state_tensors(self._optimizer):
             if each[-1].numel() and (id(each[1]), each[2]) not in held:
@@ -204,7 +204,7 @@ class HeldTensors:
         return lambda _: (take_back() or bool)()
 
     def take_back(self) -> None:
-        """Copy what `optimizer.load_state_dict` has loaded into the held tensors; what it lacked becomes zero.
+        """Copy the state loaded by `optimizer.load_state_dict` into the held tensors; missing tensors become zero.
 
         Raises ValueError.
         """
@@ -222,7 +222,7 @@ class HeldTensors:
             state[key] = tensor
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Return the late state by the parameter's number and key."""
+        """Return the late state by parameter number and key."""
         numbers = {id(parameter): number for number, parameter in enumerate(optimized(self._optimizer))}
         found: dict[int, dict[str, Any]] = {}
         for _, parameter, key, value in self.late():
@@ -230,7 +230,7 @@ class HeldTensors:
         return found
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]], /) -> None:
-        """Load late state, and drop what it lacks. Raises ValueError: it is of more parameters."""
+        """Replace the late state. Raises ValueError if the new one has more parameters."""
         places = [(p, group) for group in self._optimizer.param_groups for p in group["params"]]
         if max(state, default=-1) >= len(places):
             raise ValueError(f"the others' optimizer has more than the {len(places)} parameters of this one")
@@ -243,7 +243,7 @@ class HeldTensors:
 
 
 def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Make the optimizer's state of those `parameters` that have none. Raises TypeError, ValueError: it cannot."""
+    """Create the optimizer state of `parameters` that have none. Raises TypeError or ValueError if it cannot."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
     late = begin_absent(optimizer)
@@ -254,7 +254,7 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
     gradients = [(parameter, parameter.grad) for parameter in optimized(optimizer)]
     values = [parameter.detach().clone() for parameter in fresh]
     for parameter, _ in gradients:
-        parameter.grad = None  # the step leaves it alone
+        parameter.grad = None  # so that the step skips the parameter
     for parameter in fresh:
         parameter.grad = torch.zeros_like(parameter)
     try:
@@ -291,7 +291,7 @@ def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> N
                     if initial == 0 and not is_torchs and key != "step" and value.count_nonzero():
                         raise ValueError(
                             f"the state {key!r} of {type(optimizer).__name__} does not begin at zero, and so cannot be "
-                            "made before the first step: make one with the optimizer before the DDP is made"
+                            "created before the first step: take a step with the optimizer before creating the DDP"
                         )
                     value.fill_(initial)
 

@@ -143,7 +143,7 @@ def test_batches_end_with_the_step() -> None:
     sampler = alone(100, batch_size=4, samples_per_step=10)
     draws = iter(sampler)
     assert [len(next(draws)) for _ in range(3)] == [4, 4, 2]
-    with pytest.raises(RuntimeError, match="10 samples were drawn since the last step, which are all of samples_per_s"):
+    with pytest.raises(RuntimeError, match="10 samples were drawn since the last step, and samples_per_step=10 allows"):
         next(draws)
     assert len(sampler) == 30
 
@@ -207,7 +207,7 @@ def test_track_counts_loader_batches_of_single_indices() -> None:
 
 def test_state_of_another_stream_is_refused() -> None:
     state = alone(10, seed=1).state_dict()
-    with pytest.raises(ValueError, match="the run's ElasticSampler has seed 1, this one 0: make it alike"):
+    with pytest.raises(ValueError, match="the run's ElasticSampler has seed 1, this one 0: use the same"):
         alone(10).load_state_dict(state)
     with pytest.raises(ValueError, match="dataset_size 10, this one 11"):
         alone(11, seed=1).load_state_dict(state)
@@ -220,7 +220,7 @@ def test_state_of_another_stream_is_refused() -> None:
 
 def test_drawing_before_join_is_refused() -> None:
     sampler = ElasticSampler(10)
-    with pytest.raises(RuntimeError, match="not in a run yet: give it to the training class"):
+    with pytest.raises(RuntimeError, match="not in a run yet: pass it to the training class"):
         next(iter(sampler))
 
 

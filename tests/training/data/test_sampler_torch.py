@@ -98,5 +98,5 @@ def test_abandoned_average_uses_its_samples(master: MasterNode, tmp_path: Path) 
 def test_ddp_needs_samples_per_step(master: MasterNode) -> None:
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters())
-    with pytest.raises(ValueError, match="make the ElasticSampler with samples_per_step, or with batch_size"):
+    with pytest.raises(ValueError, match="create the ElasticSampler with samples_per_step, or with batch_size"):
         DDP(Communicator(master.address), module, optimizer, shared={"sampler": ElasticSampler(5)})

@@ -124,16 +124,16 @@ def test_different_hooks_refuse_the_step(master: MasterNode) -> None:
     before = parameters(new_module())
     found = outcomes([partial(peer.run, 1) for peer in peers])
     assert results(found) == [Result.INVALID_USAGE] * 2
-    assert all("has another communication hook than this peer" in str(error) for error in found)
+    assert all("has a different communication hook than this peer" in str(error) for error in found)
     assert all(torch.equal(parameters(peer.module), before) for peer in peers)
     close(peers)
 
 
 def test_invalid_hooks_are_refused(master: MasterNode) -> None:
     returns: list[tuple[Any, type[Exception], str]] = [
-        (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that is never completed"),
-        (lambda _, bucket: torch.ones(1), TypeError, "must give a tensor of 74 elements, but gave 1 elements"),
-        (lambda _, bucket: None, TypeError, "but gave NoneType"),
+        (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that never completes"),
+        (lambda _, bucket: torch.ones(1), TypeError, "must return a tensor of 74 elements, not 1 elements"),
+        (lambda _, bucket: None, TypeError, "elements, not NoneType"),
         (lambda _, bucket: bucket.average(bucket.buffer()).then(lambda _: 1 // 0), RuntimeError, "ZeroDivisionError"),
     ]
     for hook, kind, text in returns:
@@ -163,9 +163,9 @@ def test_hooks_are_registered_once_before_join(master: MasterNode) -> None:
     late.ddp.register_comm_hook(None, comm_hooks.allreduce_hook)
     twice = refusal(lambda: late.ddp.register_comm_hook(None, comm_hooks.allreduce_hook))
     assert isinstance(twice, PCCLError)
-    assert "there is a hook already" in str(twice)
+    assert "a hook is already registered" in str(twice)
     quantized = DDPPeer(master.address, 0, quantization=QuantizationOptions())
-    assert "give the options to bucket.average" in str(refusal(lambda: quantized.ddp.register_comm_hook(None, print)))
+    assert "pass the options to bucket.average" in str(refusal(lambda: quantized.ddp.register_comm_hook(None, print)))
     wrong: Any = "fp16"
     with pytest.raises(TypeError, match="hook must be callable, not str"):
         quantized.ddp.register_comm_hook(None, wrong)

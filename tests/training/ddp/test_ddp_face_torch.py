@@ -122,7 +122,7 @@ def test_second_connect_of_a_thread_is_refused(master: MasterNode) -> None:
 
     def script() -> None:
         first = connected()
-        with pytest.raises(PCCLError, match="by a DDP that could never let this one in: close") as refused:
+        with pytest.raises(PCCLError, match="which could never admit this one: close") as refused:
             connected()
         assert refused.value.result is Result.INVALID_USAGE
         first.close()

@@ -153,7 +153,7 @@ def test_optimizer_step_alone_is_refused(master: MasterNode) -> None:
         peer.optimizer.step()
         peer.ddp.step()
 
-    text = "write ddp.step() instead of optimizer.step()"
+    text = "call ddp.step() instead of optimizer.step()"
     assert_all_refuse(peers, [partial(before, peer) for peer in peers], text)
     together([peer.ddp.step for peer in peers])
 
@@ -247,7 +247,7 @@ def test_failed_backward_abandons_step_on_all_peers(
     found = outcomes([fails if peer is broken else partial(goes_on, peer) for peer in peers])
     assert results(found) == [Result.INVALID_USAGE, Result.SUCCESS, Result.INVALID_USAGE]
     for error in (found[0], found[2]):
-        assert f"peer {number} has given up the step with ddp.abandon(). No peer has made this step" in str(error)
+        assert f"peer {number} has given up the step with ddp.abandon(). No peer has taken this step" in str(error)
     assert all(torch.equal(parameters(peer.module), was) for peer, was in zip(peers, before, strict=True))
     go_on(peers)
     close(peers)
@@ -257,7 +257,7 @@ def test_abandon_after_average_is_refused(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     backward(peer)
     peer.ddp.synchronize()
-    assert "all peers give it up by ddp.zero_grad()" in str(refusal(peer.ddp.abandon))
+    assert "to give it up, call ddp.zero_grad() on all peers" in str(refusal(peer.ddp.abandon))
     peer.ddp.zero_grad()
     peer.ddp.abandon()  # before any backward pass
     go_on([peer])
@@ -269,7 +269,7 @@ def test_backward_after_synchronize_is_refused(master: MasterNode) -> None:
     for context in (peer.ddp.no_sync, lambda: torch.enable_grad()):
         backward(peer)
         peer.ddp.synchronize()
-        with pytest.raises(RuntimeError, match=r"after ddp\.synchronize\(\) adds this peer's own"), context():
+        with pytest.raises(RuntimeError, match=r"after ddp\.synchronize\(\) would add this peer's own"), context():
             backward(peer)
         peer.ddp.zero_grad()
     assert peer.ddp.revision == 0
@@ -310,7 +310,9 @@ def test_unfrozen_parameters_refuse_the_step(master: MasterNode) -> None:
         backward(peer)
         peer.ddp.step()
 
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has a gradient of '0.weight'", "make it again")
+    assert_all_refuse(
+        peers, [partial(script, peer) for peer in peers], "has a gradient of '0.weight'", "after unfreezing"
+    )
     close(peers)
 
 
@@ -328,7 +330,7 @@ def test_failed_optimizer_step_ends_the_peer(master: MasterNode) -> None:
         backward(broken, 2)
         with pytest.raises(OverflowError, match="the optimizer is broken"):
             broken.ddp.step()
-        with pytest.raises(PCCLError, match=r"failed in the middle of a step.*join again") as caught:
+        with pytest.raises(PCCLError, match=r"failed during a step.*join again") as caught:
             broken.ddp.step()
         assert caught.value.result is Result.INVALID_USAGE
         broken.communicator.close()
@@ -348,7 +350,9 @@ def test_moved_module_refuses_the_step(master: MasterNode) -> None:
         backward(peer)
         peer.ddp.step()
 
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has replaced the tensor 'parameter 2.weight'")
+    assert_all_refuse(
+        peers, [partial(script, peer) for peer in peers], "replaced the replicated tensor 'parameter 2.weight'"
+    )
     close(peers)
 
 

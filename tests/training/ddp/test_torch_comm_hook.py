@@ -109,7 +109,7 @@ def test_unsupported_models_are_refused(master: MasterNode) -> None:
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.parallel\.DistributedDataParallel, not Sequential"):
         hook(module)
     for option in ("find_unused_parameters", "static_graph"):
-        with pytest.raises(ValueError, match=rf"{option}=True: use pccl\.training\.DDP, where unused"):
+        with pytest.raises(ValueError, match=rf"{option}=True: use pccl\.training\.DDP, which counts unused"):
             hook(wrap(module, **{option: True}))
     model = wrap(module)
     model.register_comm_hook(None, hook(model))

@@ -65,7 +65,7 @@ def test_weights_on_some_peers_are_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     found = outcomes([partial(peers[0].diloco.outer_step, weight=2.0), peers[1].diloco.outer_step])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
-    assert all("all give outer_step(weight=...), or none does" in str(error) for error in found)
+    assert all("give outer_step(weight=...) on all peers or on none" in str(error) for error in found)
     close(peers)
 
 

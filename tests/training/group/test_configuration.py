@@ -76,7 +76,7 @@ def test_newcomer_with_other_tag_leaves(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     error = refused_while_others_train(master, peers, lambda comm: DiLoCo(comm, new_model(), tag=9))
     assert error.result is Result.INVALID_ARGUMENT
-    assert "this peer has tag=9, where peer 1 has tag=0" in str(error)
+    assert "this peer has tag=9, but peer 1 has tag=0" in str(error)
 
 
 def test_second_object_on_communicator_is_refused(master: MasterNode) -> None:
@@ -85,7 +85,7 @@ def test_second_object_on_communicator_is_refused(master: MasterNode) -> None:
     error = refusal(second.join)
     assert error.result is Result.INVALID_USAGE
     assert "a DiLoCo (tag=0" in str(error)
-    assert "put all that is trained into one module" in str(error)
+    assert "put everything that is trained into one module" in str(error)
     peer.step()  # the first one goes on
     peer.diloco.close()
     second.join()
@@ -113,6 +113,6 @@ def test_rows_round_trip() -> None:
 def test_newcomers_are_compared_with_peers_under_way() -> None:
     rows = [Row(1, False, 1, "class=A\ntag=1"), Row(2, True, 1, "class=A\ntag=2"), Row(3, False, 1, "class=A\ntag=1")]
     assert unlike(rows, rows[1]) == {
-        peer: f"peer {peer} has tag=1, where this peer has tag=2: give the same on all peers" for peer in (1, 3)
+        peer: f"peer {peer} has tag=1, but this peer has tag=2: give the same on all peers" for peer in (1, 3)
     }
     assert not unlike(rows[:1], rows[0])

@@ -39,7 +39,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_newest_checkpoint_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for revision in (3, 20, 11):
         at(revision).save(tmp_path)
-    assert "newer than revision 11, and revision 20 will be loaded" in caplog.text
+    assert "newer than revision 11, and load would take revision 20" in caplog.text
     caplog.set_level(logging.INFO, logger="pccl.training")
     again = new()
     again.load(tmp_path)
@@ -129,7 +129,7 @@ def test_foreign_files_are_named(tmp_path: Path) -> None:
     own = tmp_path / "own.safetensors"
     at(1).save(own)
     own.write_bytes(own.read_bytes()[:-10])
-    assert "is damaged or cut off" in refused(own)
+    assert "is damaged or truncated" in refused(own)
     own.write_bytes(own.read_bytes()[:100])
     assert "it ends within its header" in refused(own)
     folder = tmp_path / "folder.safetensors"
@@ -161,7 +161,7 @@ def test_load_is_all_or_nothing(tmp_path: Path, kind: Any) -> None:
     other.save(tmp_path)
     training, schedule = shared(3, 11)
     before, values = training.digest(), {name: array.copy() for name, array in training._model.items()}
-    with pytest.raises(CheckpointError, match=r"shared sampler does not take what was saved of it: .* dataset_size 10"):
+    with pytest.raises(CheckpointError, match=r"shared sampler rejects its saved state: .* dataset_size 10"):
         training.load(tmp_path)
     assert (training.revision, schedule.step, training.digest()) == (0, 3, before)
     for name, value in values.items():
@@ -193,18 +193,18 @@ def test_shared_objects_are_saved(tmp_path: Path, kind: Any) -> None:
 def test_another_model_class_run_or_version_is_refused(tmp_path: Path) -> None:
     at(1).save(tmp_path / "run")
     other = DiLoCo(Communicator(NOWHERE), {"weights": np.zeros((5, 7), np.float32)})
-    with pytest.raises(CheckpointError, match=r"another model: it has 'weights \(7, 5\) float32' where this one has"):
+    with pytest.raises(CheckpointError, match=r"another model: it has 'weights \(7, 5\) float32', but this one has"):
         other.load(tmp_path / "run")
     with pytest.raises(CheckpointError, match="was saved by DiLoCo; this is SPSA"):
         new(SPSA, options=SPSAOptions(1.0)).load(tmp_path / "run")
     new(SPSA, options=SPSAOptions(1.0)).save(tmp_path / "spsa")
-    with pytest.raises(CheckpointError, match=r"another run: it has 'SPSAOptions\(learning_rate=1.0,.* where this"):
+    with pytest.raises(CheckpointError, match=r"another run: it has 'SPSAOptions\(learning_rate=1.0,.* but this"):
         new(SPSA, options=SPSAOptions(2.0)).load(tmp_path / "spsa")
     path = tmp_path / "run" / steps(1)[0]
     contents = tensor_file.read(path)
     manifest = {**json.loads(contents.metadata["pccl"]), "format": 9, "version": "99.0"}
     tensor_file.write(path, Contents({"pccl": json.dumps(manifest)}, contents.entries))
-    with pytest.raises(CheckpointError, match=rf"has format 9, of pccl 99.0; this is pccl {pccl.__version__}"):
+    with pytest.raises(CheckpointError, match=rf"has format 9, from pccl 99.0; this is pccl {pccl.__version__}"):
         new().load(path)
     tensor_file.write(path, Contents({}, {"weights": Entry("U8", (3,), np.zeros(3, np.uint8))}))
     with pytest.raises(CheckpointError, match="not a checkpoint"):

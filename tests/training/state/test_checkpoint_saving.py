@@ -94,7 +94,7 @@ def test_background_errors_are_raised_next(
         diloco.save(tmp_path, background=True)
         with pytest.raises(OSError, match="no space left"):
             diloco.save(tmp_path, background=True)
-    assert "step-000000001.safetensors failed, which the next save will raise: OSError(28" in caplog.text
+    assert "step-000000001.safetensors; the next save will raise this error: OSError(28" in caplog.text
     assert names(tmp_path) == []
     diloco.save(tmp_path, background=True)
     diloco.wait_for_save()

@@ -89,9 +89,9 @@ def test_missing_or_damaged_piece_fails_on_all_ranks(tmp_path: Path) -> None:
     path.write_bytes(whole)
     other = path.with_name("step-000000004.rank-00000-of-00002.safetensors")
     for text in refusals(site_of(0, 0), lambda rank, _: rank.load(path if rank._site.rank == 0 else other)):
-        assert "is the piece of rank 1 of 2; this is rank 0 of 2" in text
+        assert "belongs to rank 1 of 2; this is rank 0 of 2" in text
     with pytest.raises(
-        FileNotFoundError, match=r"it holds step-000000004\.rank-00001-of-00002\.safetensors, of another"
+        FileNotFoundError, match=r"it holds step-000000004\.rank-00001-of-00002\.safetensors, from another"
     ):
         new().load(tmp_path)
 

@@ -160,7 +160,7 @@ def test_mismatched_checkpoint_changes_no_state(tmp_path: Path) -> None:
     groups = [{"params": [parameter]} for parameter in module.parameters()]
     other = DiLoCo(Communicator(NOWHERE), module, torch.optim.AdamW(groups))
     before = other.digest()
-    with pytest.raises(CheckpointError, match=r"the inner optimizer does not take what was saved of it: .*groups"):
+    with pytest.raises(CheckpointError, match=r"the inner optimizer rejects its saved state: .*groups"):
         other.load(tmp_path)
     module = with_statistics()
     module.register_buffer("odd", torch.zeros(2))
@@ -237,5 +237,5 @@ def test_sharded_optimizer_round_trips(mesh: Any, tmp_path: Path) -> None:
     contents = tensor_file.read(path)
     manifest = json.loads(contents.metadata["pccl"])
     assert manifest["shards"]["inner/state/0/exp_avg"][0] == "shard (0,) of (1,) (Shard(dim=0),)"
-    with pytest.raises(CheckpointError, match=r"tensor in shards|another model"):
+    with pytest.raises(CheckpointError, match=r"sharded tensor|another model"):
         diloco_of(plain).load(tmp_path)

@@ -137,7 +137,7 @@ def test_unshareable_object_is_refused(master: MasterNode) -> None:
 
     with pytest.raises(ValueError, match=r"state_dict of shared odd cannot be shared: function is a builtins"):
         make(shared={"odd": Odd()})
-    with pytest.raises(TypeError, match=r"shared\['it'\] must have state_dict and load_state_dict, which int has not"):
+    with pytest.raises(TypeError, match=r"shared\['it'\] must have state_dict and load_state_dict, but int does not"):
         make(shared={"it": 3})
     with pytest.raises(ValueError, match="buffers 'mean': must be one of 'average', 'first', 'local'"):
         make(buffers="mean")
