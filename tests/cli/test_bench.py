@@ -189,7 +189,7 @@ def test_hosts_with_different_plans(master: MasterNode) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--kill", "--connections", "1,2"), "with --kill give one number of --connections"),
+        (("--kill", "--connections", "1,2"), "--kill needs a single number for --connections"),
         (("--kill", "--memory"), "--kill does not take --against, --memory or --plot"),
         (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: folder /nowhere does not exist"),
         (("--sizes", "4B", "--tensors", "2"), "4 bytes cannot be cut into 2 tensors of float32"),

@@ -173,7 +173,7 @@ def test_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "text"),
     [
         (["--nnodes", "2", "x.py"], "pccl launch: this node's number is unknown: give --node-rank, or set NODE_RANK"),
-        (["--http", "--master", "nowhere:1", "x.py"], "shows the run of a master that is started here; give it to the"),
+        (["--http", "--master", "nowhere:1", "x.py"], "needs a master that is started here; give --http to the"),
         (["--fail-fast", "--tolerate-losses", "x.py"], "not allowed with argument --fail-fast"),
     ],
 )
