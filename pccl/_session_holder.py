@@ -143,7 +143,7 @@ class MasterSearch:
         """Return the error for a failed search."""
         how_often = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
         seconds = trio.current_time() - self._began_at
-        text = f"{reason} ({how_often}) in {seconds:.1f} s; `pccl doctor {self._address}` looks for the cause"
+        text = f"{reason} ({how_often}) in {seconds:.1f} s; `pccl doctor {self._address}` looks for the reason"
         return SessionError(Result.MASTER_CONNECTION_FAILED, text)
 
 

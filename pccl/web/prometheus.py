@@ -96,7 +96,7 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
     yield culprits
     yield from _links(status)
     revision = GaugeMetricFamily("pccl_shared_state_revision", "Revision of the last sync.", labels=["group"])
-    undecided = GaugeMetricFamily("pccl_ops_undecided", "Undecided ops that some peers have done.", labels=["group"])
+    undecided = GaugeMetricFamily("pccl_ops_undecided", "Undecided ops that some peers completed.", labels=["group"])
     for group_status in status.groups:
         if group_status.revision is not None:
             revision.add_metric([str(group_status.group)], group_status.revision)

@@ -100,7 +100,7 @@ def test_timeout_at_a_black_hole(attempts: int) -> None:
         assert f"cannot reach a master at {address}" in text
     assert "no answer to a connection" in text
     assert "a firewall drops it, the host is down, or the address is wrong" in text
-    assert f"`pccl doctor {address}` looks for the cause" in text
+    assert f"`pccl doctor {address}` looks for the reason" in text
 
 
 def says_http(connection: socket.socket) -> None:
