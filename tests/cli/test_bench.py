@@ -182,8 +182,8 @@ def test_hosts_with_different_plans(master: MasterNode) -> None:
 
     hosts = together([lambda: host(("--memory",)), lambda: host(())])
     assert [done.returncode for done in hosts] == [1, 1]
-    assert hosts[0].stderr == "pccl bench: hosts were started with different memory: True here, False on another\n"
-    assert hosts[1].stderr.startswith("pccl bench: hosts were started with different ")
+    assert hosts[0].stderr == "pccl bench: hosts were given different memory: True here, False on another\n"
+    assert hosts[1].stderr.startswith("pccl bench: hosts were given different ")
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,7 @@ def _check_agreement(communicator: Communicator, plan: Plan) -> None:
     for text in _gather(communicator, msgspec.json.encode(plan).decode()):
         for field, theirs in msgspec.json.decode(text).items():
             if theirs != own.get(field):
-                raise ToolError(
-                    f"hosts were started with different {field}: {own.get(field)} here, {theirs} on another"
-                )
+                raise ToolError(f"hosts were given different {field}: {own.get(field)} here, {theirs} on another")
 
 
 def _join_rulers(plan: Plan, communicator: Communicator, master: str, resources: ExitStack) -> dict[str, Ruler]:
