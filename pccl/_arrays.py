@@ -164,7 +164,7 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
 
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
     if operand.wrap is not None:
-        what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
+        what = f"{role} is a jax.Array, which cannot be written to; leave it out to get the result in a new array"
         raise invalid(func_name, what)
     if not operand.is_writable:
         raise invalid(func_name, f"{role} is read-only")
@@ -173,9 +173,9 @@ def require_writable(operand: Operand, role: str, func_name: str) -> None:
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
     what = ""
     if send.device is not recv.device:
-        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be on one device"
+        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be on the same device"
     elif send.dtype is not recv.dtype:
-        what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
+        what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must have the same dtype"
     if what:
         raise invalid(func_name, what)
 

@@ -248,7 +248,7 @@ class _Placed:
             what = f"recv has {recv.count} {_unit(send)}, but the result of rank {rank} of {world_size} has"
             raise ValueError(f"{what} {layout.result}; leave recv out to get a new array")
         if _overlap(send, recv) and (own_offset is None or recv.address + own_offset != send.address):
-            what = "which has to stay as it is" if own_offset is None else f"outside the part of rank {rank}"
+            what = "which must stay unchanged" if own_offset is None else f"outside the part of rank {rank}"
             raise ValueError(f"recv overlaps send, {what}")
         return Buffers(send.address, recv.address, count, (send.owner, recv.owner), parts)
 
@@ -376,7 +376,7 @@ def _checked_counts(
         try:
             found.append([integer_argument(f"{role}[{i}]", count, func_name, 0) for i, count in enumerate(counts)])
         except TypeError:
-            raise fail(f"{role} must be a sequence with a number for each rank, not {counts!r}") from None
+            raise fail(f"{role} must be a sequence with one number per rank, not {counts!r}") from None
     if sum(found[0]) != rows:
         raise fail(f"send_counts add up to {sum(found[0])}, but send has {rows} rows")
     return found[0], found[1]
@@ -482,7 +482,7 @@ def _pair(view: View, rank: int, role: str, is_sender: bool, func_name: str) -> 
     rank = integer_argument(role, rank, func_name)
     if not 0 <= rank < view.world_size or view.ring[rank] == view.peer:
         is_rank = 0 <= rank < view.world_size
-        what = "this peer itself" if is_rank else f"not a rank of a group of {view.world_size} peers"
+        what = "this peer itself" if is_rank else f"not a rank in a group of {view.world_size} peers"
         raise invalid(func_name, f"{role} {rank} is {what}")
     return Pair(view.ring[rank], is_sender)
 

@@ -1,4 +1,4 @@
-"""The group calls, and the session behind a communicator, which `connect` makes, every call uses and `close` ends.
+"""The session behind a communicator, which `connect` makes, every call uses and `close` ends; and the group calls.
 
 Both communicators have a `SessionHolder`. Its coroutines run in a trio run: the program's for an `AsyncCommunicator`
 in trio, the portal thread's for one in asyncio and for `Communicator`.
@@ -7,7 +7,7 @@ in trio, the portal thread's for one in asyncio and for `Communicator`.
 drops packets never answers) or for `n_attempts`, which then share that time equally. A master's first message lifts
 this bound: from then on the newcomer waits until the peers of the run admit it with `update_topology`.
 
-In `wait_for_peers`, every peer asks `are_peers_pending`, which gives all the same answer; if newcomers wait, all peers
+In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all; if newcomers wait, all peers
 admit them. Peers may enter and leave this loop at different times. If the other peers have already moved on, the master
 answers ELSEWHERE, which ends the loop, or ADMITTING, which makes this peer join their update_topology.
 """
@@ -148,7 +148,7 @@ class MasterSearch:
 
 
 class SessionHolder:
-    """The session of one communicator, if it has one.
+    """Holds the session of one communicator, if it has one.
 
     `session`, `view` and `begin_close` may be called from any thread, other methods only from the session's trio run.
     Each raises PCCLError on behalf of the call that `func_name` names.
@@ -416,7 +416,7 @@ class SessionHolder:
         return reason
 
     async def group_call(self, func_name: str, kind: str, timeout: Timeout) -> int:
-        """Make a group call and return the number that it results in; the number's meaning depends on `kind`."""
+        """Make a group call and return its result, a number whose meaning depends on `kind`."""
         session = self.session(func_name)
         if kind == Kind.UPDATE_TOPOLOGY:
             self._is_synced = False  # even if the call fails here, since it may have succeeded on the other peers

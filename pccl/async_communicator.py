@@ -172,7 +172,7 @@ class AsyncCommunicator(CommunicatorBase):
             homes = ["asyncio" if each is None else "a trio run" for each in (self._home, run)]
             if homes[0] == homes[1]:
                 homes[1] = "another one"
-            what = f"it was connected in {homes[0]} and cannot be called from {homes[1]}; make one for each"
+            what = f"it was connected in {homes[0]} and cannot be called from {homes[1]}; make a communicator for each"
             raise PCCLError(Result.INVALID_USAGE, func_name, what)
         return run is not None
 

@@ -82,7 +82,7 @@ class CommunicatorBase:
         self._inner = holder
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
-        """Called when a `with` block ends without an exception, before `close`. A call of `close` drops them."""
+        """Called when a `with` block ends without an exception, before it closes. Calling `close` drops them."""
         self.launch = Launch(holder, is_waited_in_thread=self._is_blocking)
         """The non-blocking collectives: each method launches an op and returns a handle at once."""
         self.all_reduce_async = self.launch.all_reduce
@@ -151,7 +151,7 @@ class CommunicatorBase:
             return self._inner.session("stats").stats()
 
     def flight_recorder(self, since_ns: int = 0) -> Recording:
-        """Return when this peer's last ops were launched, sent, received and agreed; also its links, views and calls.
+        """Return a recording of this peer's last ops and their timing, and of its links, views and group calls.
 
         `pccl trace` draws the recordings of all peers. A recording holds the last 4096 ops, or PCCL_FLIGHT_RECORDS.
 
@@ -184,8 +184,8 @@ class Communicator(CommunicatorBase):
     be called from any thread, and ops with different tags may be in flight at once.
 
     Args:
-        address: The master's "host:port"; several addresses are separated by commas. The default port is 48148, the
-            default address PCCL_MASTER in the environment.
+        address: The master's "host:port", or several separated by commas. Default: PCCL_MASTER in the environment. The
+            default port is 48148.
         peer_group: The number of this peer's group, in [0, 2**32).
         connections: TCP connections to each neighbour, at most 64. 0 starts with two and adds more where they help.
         timeout: Seconds that bound every blocking call except `close`; None waits indefinitely.
@@ -208,7 +208,7 @@ class Communicator(CommunicatorBase):
         seconds. The timeout also bounds the wait for the peers.
 
         Args:
-            n_attempts: The maximum number of attempts. Without a timeout they end after 30 s, or 2 s each if longer.
+            n_attempts: The maximum number of attempts. Without a timeout they end after 30 s or, if longer, 2 s each.
             timeout: Seconds; None waits indefinitely.
 
         Raises:
@@ -272,12 +272,12 @@ class Communicator(CommunicatorBase):
             Whether newcomers were admitted or the state was synchronized.
 
         Raises:
-            PCCLError: as `update_topology` and `sync_shared_state`.
+            PCCLError: the errors of `update_topology` and `sync_shared_state`.
         """
         return self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
 
     def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
-        """Return whether newcomers wait for admission. All peers get the same answer. It may overlap with ops.
+        """Return whether newcomers wait for admission. All peers get the same answer. The call may overlap with ops.
 
         It also returns False if the other peers are in a group call that cannot match this one.
         """
@@ -310,7 +310,7 @@ class Communicator(CommunicatorBase):
         minutes, which takes about a second per peer and at most half a minute.
 
         Raises:
-            PCCLError: as `update_topology`.
+            PCCLError: the errors of `update_topology`.
         """
         return self._call("optimize_topology", lambda: self._inner.optimize_topology(timeout))
 
@@ -527,7 +527,7 @@ class Communicator(CommunicatorBase):
         return self._collective(_collectives.recv, timeout, array, src, tag, step)
 
     def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        """Return when all peers of the group have called it."""
+        """Return once all peers in the group have called it."""
         return self._collective(_collectives.barrier, timeout, tag, step)
 
     def all_reduce_multiple_with_retry(

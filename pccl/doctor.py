@@ -291,8 +291,8 @@ def _windows(path: PathReport) -> Iterator[Check]:
             continue
         most = int(text.split()[-1])
         rate = most / round_trip_s
-        link = f"a link {_rate(CONNECTIONS_MAX * rate)}"
-        what = f"{name} lets one connection carry {_rate(rate)} at {round_trip_s * 1e3:.0f} ms, and {link}"
+        link = f"a link to {_rate(CONNECTIONS_MAX * rate)}"
+        what = f"{name} limits one connection to {_rate(rate)} at {round_trip_s * 1e3:.0f} ms, and {link}"
         advice = f"raise the maximum of net.ipv4.{name}: docs/operations.md, Long fat pipes"
         yield _judged("windows", most >= WINDOW_BYTES_MIN, what, advice)
     if _setting("ipv4/tcp_slow_start_after_idle") == "1":
@@ -323,14 +323,14 @@ def _congestion(path: PathReport) -> Iterator[Check]:
         return
     what = f"{control} here, and this user may not choose bbr"
     if round_trip_s < FAR_S:
-        yield Check("congestion", OK, f"{what}, which a short path does not need")
+        yield Check("congestion", OK, f"{what}, but a short path does not need it")
         return
     loss = path.lost_segments / max(1, path.sent_segments)
     if loss:
         rate = 1.2 * path.segment_bytes / (round_trip_s * loss**0.5)
         lost = f"{path.lost_segments} of {path.sent_segments} packets to the master were lost ({loss:.2%})"
-        many = f"the {LOSSY_CONNECTIONS_MAX} connections of a link {_rate(LOSSY_CONNECTIONS_MAX * rate)}"
-        what = f"{what}; {lost}, at which a connection carries {_rate(rate)} and {many} at most"
+        many = f"the {LOSSY_CONNECTIONS_MAX} connections of a link to {_rate(LOSSY_CONNECTIONS_MAX * rate)}"
+        what = f"{what}; {lost}, which limits a connection to {_rate(rate)} and {many}"
     else:
         what = f"{what}; none of {path.sent_segments} packets were lost, so a link is slow only after pauses"
     advice = "as root: modprobe tcp_bbr; sysctl -w "

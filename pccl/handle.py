@@ -89,14 +89,14 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
 
 
 def reduce_info(op: PendingOp, func_name: str) -> ReduceInfo:
-    """Return the result of an all_reduce that is over. Errors as `delivered`."""
+    """Return the result of an all_reduce that is over. Raise the errors of `delivered`."""
     result = delivered(op, func_name)
     array = None if op.new_array is None else op.new_array()
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
 def collective_info(call: CollectiveCall, op: PendingOp, func_name: str) -> CollectiveInfo:
-    """Return the result of another collective that is over. Errors as `delivered`."""
+    """Return the result of another collective that is over. Raise the errors of `delivered`."""
     result = delivered(op, func_name)
     return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, call.array())
 
@@ -285,7 +285,7 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
 
         Returns:
             `(is_success, status, info)`: `status` is a `Result`, and `info` is None on failure. If the op is still in
-            flight, `(False, TIMEOUT, None)`; `done()` is then False.
+            flight, it returns `(False, TIMEOUT, None)`, and `done()` is False.
         """
         name = "AsyncReduceHandle.wait"
         if not self._op.wait(None if timeout is None else _timeouts.checked_s(timeout, name)):

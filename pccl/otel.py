@@ -69,8 +69,8 @@ class Exporter:
         meter = metrics.get_meter("pccl", meter_provider=meter_provider)
         self._ops = meter.create_counter("pccl.ops", "{op}", "Ops that have ended.")
         self._bytes = meter.create_counter("pccl.op.bytes", "By", "Payload of ops that have ended.")
-        self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from the launch of an op to its end.")
-        self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of group calls.")
+        self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from an op's launch to its end.")
+        self._calls = meter.create_histogram("pccl.call.duration", "s", "Duration of group calls.")
         self._seen: set[Any] = set()
         """The exported ops and calls that the next reading may contain."""
         self._since_ns = 0

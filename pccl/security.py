@@ -105,7 +105,7 @@ def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
         _has_warned = True
         text = (
             f"pccl listens on the public address {address} without a token: every host that reaches it can join the "
-            f"run, and read and change its numbers. Give the master and all peers a token (token=, "
+            f"run, and read and change its data. Give the master and all peers a token (token=, "
             f"PCCL_TOKEN, `pccl master --token-file`), or listen on a private address (listen=, `--listen`)."
         )
         warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)

@@ -32,7 +32,7 @@ class Result(IntEnum):
     MASTER_CONNECTION_FAILED = 6
     """The master cannot be reached, refused or evicted this peer, or was lost."""
     RANK_CONNECTION_FAILED = 7
-    """A link to another peer could not be made."""
+    """A link to another peer could not be established."""
     RANK_CONNECTION_LOST = 8
     """A peer was lost and the op was aborted on every survivor; `send` is unchanged."""
     NO_SHARED_STATE_AVAILABLE = 9
@@ -49,7 +49,7 @@ class Result(IntEnum):
 
 
 class Attribute(Enum):
-    """Facts of the installed view that `Communicator.get_attribute` returns."""
+    """Facts about the installed view that `Communicator.get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = "global_world_size"
     """The number of accepted peers in all groups."""
@@ -93,8 +93,8 @@ class ReduceAlgorithm(IntEnum):
     RING = 0
     """Neighbours in a ring exchange elements in 2 (W - 1) steps. With quantization, a value is rounded W times."""
     DIRECT = 1
-    """All pairs of peers exchange elements in 2 steps. With quantization, a value is rounded twice. Every two peers
-    need a link; groups of up to 16 peers establish them where the network permits."""
+    """All pairs of peers exchange elements in 2 steps. With quantization, a value is rounded twice. It needs a link
+    between every two peers; groups of up to 16 peers establish these links where the network permits."""
 
 
 class DistributionHint(Enum):
@@ -278,7 +278,7 @@ class QuantizationOptions:
         object.__setattr__(self, "bits", bits)
         if is_cast:
             if self.block_size != 0:
-                raise ValueError(f"block_size {self.block_size}: CAST has no blocks, leave it 0")
+                raise ValueError(f"block_size {self.block_size}: CAST has no blocks, so it must be 0")
             return
         block_size = self.block_size or _BLOCK_SIZES[bits]
         if not 8 <= block_size <= QUANTIZATION_BLOCK_MAX:
@@ -295,7 +295,7 @@ class QuantizationOptions:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             to = self.quantized_datatype.name
-            raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller: use MIN_MAX or no quantization")
+            raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller; use MIN_MAX or no quantization")
 
 
 @dataclass(frozen=True, slots=True)

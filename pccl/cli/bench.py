@@ -1,4 +1,4 @@
-"""`pccl bench`: measures all-reduces between local processes next to a raw ring and Gloo, or between hosts."""
+"""`pccl bench`: compares all-reduces between local processes with a raw ring and Gloo, or measures between hosts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--encrypt", action="store_true", help="encrypt between peers; with --master, the token is PCCL_TOKEN")
     help_text = "timed iterations per case (default: 20)"
     option("--iterations", type=positive, default=20, metavar="N", help=help_text)
-    option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)")
+    option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before those (default: 3)")
     help_text = "untimed pause before each iteration, as between outer steps (default: 0)"
     option("--pause", dest="pause_s", type=seconds, default=0.0, metavar="S", help=help_text)
     add_output_options(parser, plots="time and bus bandwidth against size")

@@ -132,7 +132,7 @@ def _traffic(status: RunStatus) -> Iterable[Table]:
 
 
 def _titled(title: str, count: int) -> str:
-    return f"{title}, the slowest {LINKS_SHOWN} of {count}" if count > LINKS_SHOWN else title
+    return f"{title}, slowest {LINKS_SHOWN} of {count}" if count > LINKS_SHOWN else title
 
 
 def _label(status: RunStatus, peer: int) -> str:

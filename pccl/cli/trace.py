@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--seconds", metavar="N", type=seconds, default=0.0, help=help_text)
     help_text = "only the last N ops of each peer, and unfinished ones (default: all)"
     option("--last", metavar="N", type=natural, default=0, help=help_text)
-    help_text = "read the recordings from these files from PCCL_TRACE_DIR instead of asking a master"
+    help_text = "read the recordings from these PCCL_TRACE_DIR files instead of asking a master"
     option("--files", metavar="FILE", nargs="+", help=help_text)
     add_token_file(parser)
     add_timeout(parser, 60.0, "draw what has arrived by then")

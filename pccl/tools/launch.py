@@ -55,7 +55,7 @@ def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -
     """
     count = count if count is not None else _number("NNODES", environment, 1)
     if count < 1:
-        raise PlanError(f"{count} nodes: there must be at least one")
+        raise PlanError(f"{count} nodes: must be at least one")
     if rank is None and count > 1:
         is_per_node = environment.get("WORLD_SIZE", "") == str(count)
         rank = _number("RANK" if is_per_node and "NODE_RANK" not in environment else "NODE_RANK", environment, None)

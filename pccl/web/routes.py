@@ -101,7 +101,7 @@ def plain_name(name: str) -> str:
     if _address(inside) is not None:
         return inside
     if not NAME.fullmatch(text):
-        raise ValueError(f"{name!r} is not a host name: write it as browsers send it, without http:// and port")
+        raise ValueError(f"{name!r} is not a host name: write it without http:// and port")
     return text
 
 
@@ -142,7 +142,7 @@ class Routes:
         if maker is None:
             return Answer(404, TEXT, f"unknown path; known paths: {', '.join(self._makers)}\n".encode())
         if method not in ("GET", "HEAD"):
-            return Answer(405, TEXT, b"only GET and HEAD: nothing can be changed here\n", [("Allow", "GET, HEAD")])
+            return Answer(405, TEXT, b"this server is read-only: use GET or HEAD\n", [("Allow", "GET, HEAD")])
         return maker()
 
     def answer_to_peers(self) -> Answer:

@@ -144,7 +144,7 @@ def test_recv_of_jax_is_refused(three_peers: Cluster) -> None:
     ):
         error = refusal(call)
         assert error.result is Result.INVALID_ARGUMENT
-        assert "recv is a jax.Array, which cannot be written into; leave it out" in str(error)
+        assert "recv is a jax.Array, which cannot be written to; leave it out" in str(error)
 
 
 def test_traced_array_is_named(three_peers: Cluster) -> None:

@@ -139,7 +139,7 @@ def _join_raw_ring(communicator: Communicator, master: str) -> Ruler:
         return join_ring(communicator.membership.rank, addresses, listener)
     except OSError as error:
         places = ", ".join(f"{host} port {port}" for host, port in addresses)
-        raise ToolError(f"the raw ring through {places} has not closed: {error}") from error
+        raise ToolError(f"the raw ring through {places} could not be closed: {error}") from error
 
 
 def _join_gloo(communicator: Communicator, master: str) -> Ruler:

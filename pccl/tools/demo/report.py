@@ -155,7 +155,7 @@ def _kill(report: Report) -> Check:
     # Not necessarily on all peers: a launch returns before it takes effect, so the kill may not abort a peer's ops.
     interrupted = {peer: aborted for peer, aborted in killed.aborted.items() if aborted}
     if not interrupted:
-        return Check("kill", False, f"{found}, but the others aborted no all-reduce")
+        return Check("kill", False, f"{found}, but no survivor's all-reduce was aborted")
     most = max(interrupted.values())
     return Check("kill", True, f"{found}; {name_peers(list(interrupted))} retried {most} aborted ones")
 
@@ -171,7 +171,7 @@ def _join(report: Report) -> Check:
     if joined.received_bytes == 0:
         return Check("join", False, f"{found}: it received no state")
     if not any(row.step >= joined.step and "joined" in {event.kind for event in row.events} for row in report.rows):
-        return Check("join", False, f"{found}; the others did not see it join")
+        return Check("join", False, f"{found}; the other peers did not see it join")
     return Check("join", True, found)
 
 
@@ -181,7 +181,7 @@ def _agreement(report: Report) -> Check:
         return Check("agreement", False, f"peers saw different world sizes in step {', '.join(map(str, wrong))}")
     if not report.rows or report.rows[-1].step < report.plan.steps:
         done = report.rows[-1].step if report.rows else 0
-        return Check("agreement", False, f"{done} of {report.plan.steps} steps were done")
+        return Check("agreement", False, f"only {done} of {report.plan.steps} steps were completed")
     return Check("agreement", True, "all peers saw the same membership in every step")
 
 

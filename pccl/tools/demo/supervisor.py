@@ -145,7 +145,7 @@ class Supervisor:
         is_planned = peer == self._plan.victim and self._killed is not None and returncode == -SIGKILL
         if returncode != 0 and not is_planned:
             how = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
-            self._problems.append(f"peer {peer} ended by itself with {how}{_after_colon(child.last_errors())}")
+            self._problems.append(f"peer {peer} exited unexpectedly with {how}{_after_colon(child.last_errors())}")
             if not self._reports:
                 self._give_up("a peer was lost before training began")
         self._complete_rows(everything=not self._peers)

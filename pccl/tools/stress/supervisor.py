@@ -506,7 +506,7 @@ class Supervisor:
         self._free_slots.append(peer.slot)
         self._checker.ended(peer.number, time.monotonic())
         if not peer.is_killed and not (returncode == 0 and peer.has_left):
-            self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_errors()}")
+            self._problems.append(f"{peer} exited unexpectedly with {returncode}:\n{peer.process.last_errors()}")
         self._processes.reap(peer.process)
 
     # Hangs

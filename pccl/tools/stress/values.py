@@ -86,7 +86,7 @@ class Op:
             wrong = np.flatnonzero(~is_right)
             at, last = (int(wrong[0]), int(wrong[-1])) if len(wrong) else (0, 0)
             raise WrongResultError(
-                f"{self}: {len(wrong)} of {self.count} elements are not those of slots {sorted(slots)}; element "
+                f"{self}: {len(wrong)} of {self.count} elements do not match slots {sorted(slots)}; element "
                 f"{at} is {result[at]!s} instead of {expected[at]!s}, the last wrong one is {last}"
             )
         return frozenset(slots)

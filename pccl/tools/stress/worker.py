@@ -186,7 +186,7 @@ class Buffers:
         if not self._in_place and not self._is_untouched:
             raise BrokenPromiseError(f"{self.op} was committed, but its separate input was changed")
         if self._slot not in participants:
-            raise BrokenPromiseError(f"{self.op} was committed over slots {participants}, without this peer's")
+            raise BrokenPromiseError(f"{self.op} was committed over slots {participants}, which lack this peer's")
         digest = blake3.blake3(self._recv.tobytes()).hexdigest(8)
         return Outcome(self.op.tag, participants, world_size, digest, self.aborts)
 
