@@ -216,7 +216,7 @@ class _Doctor:
             if "no token" in failure:
                 yield Check("dialled back", WARNING, text, "give master and peers a token, or check from that address")
                 continue
-            advice = "other peers must be able to dial this host: open its port in the firewall (PCCL_LISTEN sets it)"
+            advice = "other peers must be able to dial this host: open the port in its firewall (PCCL_LISTEN sets it)"
             if is_translated:
                 advice += ", forward the port, and advertise the public address (PCCL_ADVERTISE)"
             yield Check("dialled back", FAILED, text, advice)

@@ -138,7 +138,7 @@ def test_invalid_logs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["empty"], "from one data stream (size, seed, shuffled); found: none"),
         (["text"], "line 1: not a valid sampler log line"),
         (["other"], "line 1: not a valid sampler log line"),
-        (["five", "six"], "there are: (5, 0, True), (6, 0, True)"),
+        (["five", "six"], "found: (5, 0, True), (6, 0, True)"),
         (["nothing"], "No such file"),
     ):
         assert audit.main([str(tmp_path / name) for name in names]) == 2
