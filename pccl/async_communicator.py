@@ -64,7 +64,7 @@ class AsyncCommunicator(CommunicatorBase):
     called from the trio run that connected the communicator. In asyncio, its background tasks run in a thread that
     belongs to pccl, and any event loop may make calls.
 
-    Cancelling a call withdraws its op: the communicator remains usable, and the arrays are unchanged. If the op was
+    Cancelling a call withdraws it: the communicator remains usable, and the arrays are unchanged. If the call's op was
     committed first, the call returns its result in trio; in asyncio it raises `CancelledError` and the arrays hold the
     result (with `step`, a repeated call cannot match the other peers' next one).
     """

@@ -153,7 +153,7 @@ class CommunicatorBase:
     def flight_recorder(self, since_ns: int = 0) -> Recording:
         """Return a recording of this peer's last ops and their timing, and of its links, views and group calls.
 
-        `pccl trace` draws the recordings of all peers. A recording holds the last 4096 ops, or PCCL_FLIGHT_RECORDS.
+        `pccl trace` draws the recordings of all peers. A recording holds the last 4096 (or PCCL_FLIGHT_RECORDS) ops.
 
         Args:
             since_ns: Leave out ops that ended before this time on the monotonic clock (`time.monotonic_ns`).

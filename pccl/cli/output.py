@@ -34,7 +34,7 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line, by default to standard output. If the pipe is full, give up after PRINT_S."""
+    """Print a line, by default to standard output. If the pipe is full, stop waiting after PRINT_S."""
     out: TextIO | None = sys.stdout if stream is None else stream
     if out is None:
         return
