@@ -1,10 +1,9 @@
 """Builds `pccl._native`, the cffi (API mode) binding of the C engine in `native/`.
 
-The declarations that cffi sees are those of the one public header, less its preprocessor lines, so the two cannot
-drift apart.
+cffi reads its declarations from the public header, without the preprocessor lines, so that the two cannot diverge.
 
-The extension keeps to Python's limited API as of 3.11, so that one file serves that version and all later ones; see
-setup.py for when it does not.
+The extension uses only Python's limited API as of 3.11, so that one file works with that version and all later ones;
+setup.py describes the exceptions.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ COMPILE_ARGS = [
     "-O3",
     "-Wall",
     "-Wextra",
-    # Results must not depend on the CPU: no fused multiply-add behind our back.
+    # Results must not depend on the CPU, so the compiler must not fuse multiplications and additions.
     "-ffp-contract=off",
     "-fvisibility=hidden",
     "-pthread",
@@ -38,7 +37,7 @@ COMPILE_ARGS = [
 
 
 def declarations() -> str:
-    """The header as cffi's parser wants it: no comments, no preprocessor lines, no linkage blocks."""
+    """Return the header in the form that cffi's parser needs: no comments, preprocessor lines or linkage blocks."""
     text = HEADER.read_text(encoding="utf-8")
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     text = re.sub(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n', "", text)
@@ -46,7 +45,7 @@ def declarations() -> str:
 
 
 def sources() -> list[str]:
-    """Engine sources, relative to the project root as setuptools wants them."""
+    """Return the engine's sources, relative to the project root as setuptools requires."""
     return sorted(str(path.relative_to(ROOT)) for path in (NATIVE / "src").glob("*.c"))
 
 

@@ -3,10 +3,10 @@
 Groups of machines on different sites train one model over ordinary internet links while members come and go. Start with
 `Communicator` and `MasterNode`; `examples/` shows the usual loops, and `docs/` has a tutorial and the reference.
 
-Names of the reference library that are not in `__all__` are importable too: see docs/compatibility.md.
+Names from the reference library that are not in `__all__` can be imported too: see docs/compatibility.md.
 """
 
-# First, for its message about a missing extension.
+# Imported first because it explains a missing extension.
 import pccl.runtime.extension  # noqa: F401
 
 # isort: split
@@ -40,7 +40,7 @@ from pccl.types import (
     SharedStateSyncStrategy,
 )
 
-# Rare names, and those of the reference library for its scripts: docs/compatibility.md lists the latter.
+# Rarely used names, and names that scripts for the reference library use (docs/compatibility.md lists those).
 # isort: split
 from pccl._collectives import ReduceOpDescriptor as ReduceOpDescriptor  # isort: skip
 from pccl.errors import InternalError as InternalError  # isort: skip

@@ -1,9 +1,9 @@
-"""Arrays of NumPy, torch and JAX, as the memory that the engine and the state transfer work on.
+"""Converts NumPy, torch and JAX arrays to the memory that the engine and the state transfer use, without copying.
 
-It imports neither torch nor JAX: their arrays come from a program that has imported them. It makes no copies.
+This module imports neither torch nor JAX: a program that passes their arrays has already imported them.
 
-A `jax.Array` is immutable. Its memory is read in place (for one on an accelerator JAX makes a copy). A result goes to
-new memory, and JAX makes an array of it, of the same dtype on the same device.
+A `jax.Array` is immutable. Its memory is read in place (JAX makes a copy if it is on an accelerator). A result goes to
+new memory, from which JAX makes an array of the same dtype on the same device.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pccl.types import DataType
 
 _ADDRESS = ffi.typeof("uintptr_t")
 _numpy_types: dict[np.dtype[Any], DataType] = {}
-"""Types found before."""
+"""A cache of known types."""
 ALIGNMENT_BYTES = 64
-"""The alignment of memory that JAX takes over on the CPU without a copy."""
+"""The alignment that lets JAX use memory on the CPU without a copy."""
 
 Fail = Callable[[str], Exception]
-"""Makes an error from a description of the fault."""
+"""Makes an exception from a description of the fault."""
 
 
 class Array(Protocol):
@@ -46,7 +46,7 @@ class Array(Protocol):
 
 
 Movable: TypeAlias = Array | bytes | bytearray | memoryview
-"""An array, or bytes: for calls that move elements without reducing them."""
+"""An array or bytes, for calls that move elements without reducing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Operand:
     is_writable: bool
     owner: Any
     device: Device | None = None
-    """The device with the memory; `address` is then only an identity. None: this machine."""
+    """The device that holds the memory, in which case `address` is only an identity; None for host memory."""
     bytes_of: str = ""
-    """The array's own dtype, where its elements are counted in bytes."""
+    """The array's own dtype if its elements are counted in bytes."""
     wrap: Callable[[Any], Any] | None = None
-    """Makes a `jax.Array` from memory with a result; None for other arrays, which are written in place."""
+    """Makes a `jax.Array` from memory that holds a result; None for other arrays, which are written in place."""
 
     @property
     def size_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Operand:
         return "the CPU" if self.device is None else self.device.name
 
     def memory(self) -> memoryview:
-        """Return its bytes, writable. Not for memory on a device."""
+        """Return the memory as writable bytes. It must not be on a device."""
         assert self.device is None
         if self.count == 0:
             return memoryview(bytearray())
@@ -84,7 +84,7 @@ class Operand:
 
 
 def resolve(array: Any, role: str, func_name: str) -> Operand:
-    """Return the memory of an array of NumPy, torch or JAX. `role` names the argument in errors (INVALID_ARGUMENT)."""
+    """Return the memory of a NumPy, torch or JAX array. `role` names the argument in errors (INVALID_ARGUMENT)."""
     if isinstance(array, np.ndarray):
         return _from_numpy(array, role, func_name)
     torch = sys.modules.get("torch")
@@ -104,9 +104,9 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
 
 
 def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
-    """Return the memory of an array that is only moved, and not reduced.
+    """Return the memory of an array that is moved but not reduced.
 
-    Elements that cannot be reduced are counted in bytes. Bytes, bytearray and memoryview are arrays of uint8.
+    Elements that cannot be reduced are counted in bytes. A bytes, bytearray or memoryview is an array of uint8.
     """
     if isinstance(array, bytes | bytearray | memoryview):
         try:
@@ -128,7 +128,7 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
-    """Return a new array of the same library, dtype and device as the operand's owner; for JAX, memory for
+    """Return a new array with the library, dtype and device of the operand's owner; for JAX, memory for
     `Operand.wrap`."""
     array = operand.owner
     if operand.wrap is not None:
@@ -141,9 +141,9 @@ def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
 
 
 def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[Operand, Callable[[], Any]]:
-    """Return the memory that a result for `array` is received into, and a function that returns the array with it.
+    """Return the memory that receives a result for `array`, and a function that returns the array holding it.
 
-    That is the array itself, or a new one of JAX. INVALID_ARGUMENT if it is read-only.
+    This is `array` itself or a new `jax.Array`. INVALID_ARGUMENT if `array` is read-only.
     """
     if operand.wrap is None:
         require_writable(operand, role, func_name)
@@ -156,7 +156,7 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
     """Return a function that notifies autograd of a write to torch tensors; None without tensors."""
     torch = sys.modules.get("torch")
     others = [each for each in arrays if not isinstance(each, np.ndarray)]
-    if torch is None or not others:  # for arrays of NumPy another thread may be just importing torch
+    if torch is None or not others:  # another thread may be importing torch, which NumPy arrays do not need
         return None
     tensors = [each for each in others if isinstance(each, torch.Tensor) and not each.is_inference()]
     return partial(torch.autograd.graph.increment_version, tensors) if tensors else None
@@ -164,7 +164,7 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
 
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
     if operand.wrap is not None:
-        what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
+        what = f"{role} is a jax.Array, which cannot be written to; leave it out to get the result in a new array"
         raise invalid(func_name, what)
     if not operand.is_writable:
         raise invalid(func_name, f"{role} is read-only")
@@ -173,9 +173,9 @@ def require_writable(operand: Operand, role: str, func_name: str) -> None:
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
     what = ""
     if send.device is not recv.device:
-        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be on one device"
+        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be on the same device"
     elif send.dtype is not recv.dtype:
-        what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
+        what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must have the same dtype"
     if what:
         raise invalid(func_name, what)
 
@@ -189,7 +189,7 @@ def _is_reducible(array: Any) -> bool:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """Return the array's memory. `dtype` replaces its own."""
+    """Return the array's memory. `dtype` overrides the array's."""
     if dtype is None:
         dtype = _numpy_types.get(array.dtype)
     if dtype is None:
@@ -206,7 +206,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     """Return the address of a contiguous array. `__array_interface__` takes four times as long."""
     try:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
-    except (TypeError, ValueError, BufferError):  # of a dtype that the buffer protocol cannot describe
+    except (TypeError, ValueError, BufferError):  # the buffer protocol cannot describe the dtype
         return int(array.__array_interface__["data"][0])
 
 
@@ -242,14 +242,14 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
 
 
 _others: list[Callable[[Any], Operand | None]] = []
-"""Functions that return the memory of further kinds of arrays, or None for what they do not know. For tests."""
+"""Functions for tests that return the memory of other kinds of arrays, or None for unknown kinds."""
 
 
 # JAX.
 
 
 def is_jax(array: Any) -> bool:
-    """Return whether it is an array of JAX, or what JAX puts in the place of one while it traces a function."""
+    """Return whether `array` is a `jax.Array` or the tracer that JAX substitutes while it traces a function."""
     kind = getattr(sys.modules.get("jax"), "Array", None)
     return kind is not None and isinstance(array, kind)
 
@@ -257,11 +257,11 @@ def is_jax(array: Any) -> bool:
 def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
     jax: Any = sys.modules["jax"]
     if isinstance(array, jax.core.Tracer):
-        raise fail("is traced by JAX, without values yet; call pccl outside jit and grad, or through io_callback")
+        raise fail("is traced by JAX and has no values yet; call pccl outside jit and grad, or through io_callback")
     if array.is_deleted():
         raise fail("has been deleted, or donated to a computation")
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-        raise fail(f"holds {array.dtype}, which has no memory of its own; pass jax.random.key_data() of it")
+        raise fail(f"holds {array.dtype}, which has no memory of its own; pass its jax.random.key_data()")
     if len(array.sharding.device_set) != 1:
         devices = len(array.sharding.device_set)
         raise fail(f"is spread over {devices} devices; pass one device's part, such as addressable_shards[0].data")
@@ -277,7 +277,7 @@ def _jax_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any,
 
 
 def _jax_maker(array: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
-    """Return a function that makes an array on the device of `array` from memory, which the new array then owns."""
+    """Return a function that turns memory into an array on the device of `array`. The new array owns the memory."""
     jax: Any = sys.modules["jax"]
     shape, sharding = array.shape, array.sharding
     (device,) = sharding.device_set
@@ -289,7 +289,7 @@ def _jax_maker(array: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
 
 
 class NewArray:
-    """An array that is made from memory with a result at the first call."""
+    """Makes an array from memory that holds a result, at the first call."""
 
     def __init__(self, make: Callable[[Any], Any], memory: Any) -> None:
         self._make = make
@@ -304,11 +304,11 @@ class NewArray:
 
 
 class JaxLeaves:
-    """The values of a tree of arrays in host memory, and how to make the tree again."""
+    """The values of a pytree of arrays, copied to host memory, and the means to rebuild the tree."""
 
     def __init__(self, tree: Any, fail: Fail) -> None:
         self.values: dict[str, np.ndarray[Any, Any]] = {}
-        """The values by the names of their leaves, writable."""
+        """The writable values, by leaf name."""
         self._makers: list[Callable[[np.ndarray[Any, Any]], Any]] = []
         views, self._structure = _flattened(tree, fail)
         for path, leaf, values in views:
@@ -325,7 +325,7 @@ class JaxLeaves:
         return jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def copy_from(self, tree: Any, fail: Fail) -> None:
-        """Copy the values of a tree, all of them or none."""
+        """Copy the values of a tree: all of them or, if it does not match, none."""
         views, structure = _flattened(tree, fail)
         if structure != self._structure:
             raise fail(f"tree structure mismatch: expected {self._structure}, got {structure}")
@@ -333,7 +333,7 @@ class JaxLeaves:
             own = self.values[path]
             kind, own_kind = (f"{each.dtype}{list(each.shape)}" for each in (values, own))
             if kind != own_kind:
-                raise fail(f"leaf {path} is {kind}, and in the state it is {own_kind}")
+                raise fail(f"leaf {path} is {kind}, but in the state it is {own_kind}")
         for path, _, values in views:
             self.values[path][...] = values
 
@@ -341,7 +341,7 @@ class JaxLeaves:
 def _flattened(tree: Any, fail: Fail) -> tuple[list[tuple[str, Any, np.ndarray[Any, Any]]], Any]:
     jax: Any = sys.modules.get("jax")
     if jax is None:
-        raise fail("trees of arrays are those of JAX, which this program has not imported; see SharedState.from_numpy")
+        raise fail("trees of arrays need JAX, which this program has not imported; see SharedState.from_numpy")
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     views = []
     for path, leaf in leaves:

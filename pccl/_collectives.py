@@ -1,8 +1,8 @@
-"""The collectives: checks a caller's arguments and turns them into an op for the engine.
+"""Checks the arguments of collectives and turns them into ops for the engine.
 
-`all_reduce` returns the op itself, the other functions a `CollectiveCall`. A result's size depends on the number of
-participants, which is known when the op starts: a `Placement` then checks the caller's array, or makes one. An array
-that does not fit fails the op on all peers. Elements that cannot be reduced travel as bytes.
+`all_reduce` returns the op itself, the other functions return a `CollectiveCall`. A result's size depends on the number
+of participants, which is known only when the op starts: a `Placement` then checks the caller's array or makes one. An
+array that does not fit fails the op on all peers. Elements that cannot be reduced travel as bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Counts = Sequence[int]
 
 
 class CollectiveCall(NamedTuple):
-    """An op to launch, and a function that returns the array with its result."""
+    """An op to launch, and a function that returns the array holding its result."""
 
     spec: OpSpec
     array: Callable[[], Any]
@@ -58,7 +58,7 @@ class CollectiveCall(NamedTuple):
 
 P = ParamSpec("P")
 CallOf = Callable[Concatenate[View, str, P], CollectiveCall]
-"""A collective's function here: the caller's view, the name of its method for errors (INVALID_ARGUMENT), arguments."""
+"""A collective's function. It takes the caller's view, the method name for errors, and the method's arguments."""
 
 
 def _checked(
@@ -87,7 +87,7 @@ def all_reduce(
     func_name: str,
     count: int | None = None,
 ) -> OpSpec:
-    """Return the op of an all_reduce of the first `count` elements; None: all."""
+    """Return the op for an all_reduce of the first `count` elements, or of all if None."""
 
     def fail(message: str) -> PCCLError:
         return invalid(func_name, message)
@@ -106,16 +106,16 @@ def all_reduce(
         require_alike(source, target, func_name)
     if count is None:
         if source.count != target.count:
-            raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
+            raise fail(f"send has {source.count} elements but recv has {target.count}; the numbers must be equal")
         count = source.count
     else:
         count = integer_argument("count", count, func_name)
         if not 0 <= count <= min(source.count, target.count):
             raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
-    shape = source.shape if count == source.count else (count,)  # the first elements of an array have none of theirs
+    shape = source.shape if count == source.count else (count,)  # a part of an array has no shape of its own
     distance = abs(source.address - target.address)
     if distance and distance < count * source.dtype.itemsize:
-        raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
+        raise fail("send and recv overlap but are not the same; pass one array for both, or separate ones")
     tag, step = _checked(op, tag, TAG_MAX, algorithm, step, func_name)
     if operand_descriptor is not None:
         if not isinstance(operand_descriptor, ReduceOperandDescriptor):
@@ -157,9 +157,9 @@ def all_reduce(
 
 
 class ReduceOpDescriptor:
-    """One op of `all_reduce_multiple_with_retry`: its arrays and a `ReduceDescriptor`.
+    """One op for `all_reduce_multiple_with_retry`: its arrays and a `ReduceDescriptor`.
 
-    `from_torch` and `from_numpy` make one, from arrays of either library. `recv` may be `send`; None reduces in place.
+    `from_torch` and `from_numpy` both accept arrays of either library. `recv` may be `send`; None reduces in place.
     """
 
     def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
@@ -187,16 +187,16 @@ class ReduceOpDescriptor:
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Describe an op on torch tensors. PCCLError INVALID_ARGUMENT if they cannot be reduced so."""
+        """Describe an op on torch tensors. PCCLError INVALID_ARGUMENT if they do not fit the descriptor."""
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_torch")
 
     @classmethod
     def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Describe an op on NumPy arrays. PCCLError INVALID_ARGUMENT if they cannot be reduced so."""
+        """Describe an op on NumPy arrays. PCCLError INVALID_ARGUMENT if they do not fit the descriptor."""
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_numpy")
 
 
-# Collectives whose result has a size that depends on the group.
+# Collectives whose result size depends on the group.
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,22 +204,22 @@ class _Layout:
     """The sizes of an op on one peer, in elements as the engine counts them."""
 
     count: int
-    """Elements of the op."""
+    """Elements in the op."""
     shape: tuple[int, ...]
     """The shape of the result."""
     result: int
-    """Elements of the result."""
+    """Elements in the result."""
     own_offset: int | None = None
-    """Byte of the result where `send` may lie, if it may."""
+    """The byte offset in the result where `send` may overlap it; None if it may not."""
     parts: tuple[list[int], list[int]] | None = None
 
 
 LayoutOf = Callable[[int, int], _Layout]
-"""Returns the layout of a rank in a group of a size. ValueError: the array cannot be divided so."""
+"""Returns the layout for a rank and a world size. ValueError if the array cannot be divided accordingly."""
 
 
 class _Placed:
-    """A placement with arrays for input and result. The latter may be made when the op starts."""
+    """A placement with an input and a result array. The result array may be made when the op starts."""
 
     def __init__(
         self, send: Operand, recv: Operand | None, array: Any, layout_of: LayoutOf, receives: bool = True
@@ -248,12 +248,12 @@ class _Placed:
             what = f"recv has {recv.count} {_unit(send)}, but the result of rank {rank} of {world_size} has"
             raise ValueError(f"{what} {layout.result}; leave recv out to get a new array")
         if _overlap(send, recv) and (own_offset is None or recv.address + own_offset != send.address):
-            what = "which has to stay as it is" if own_offset is None else f"outside the part of rank {rank}"
+            what = "which must stay unchanged" if own_offset is None else f"outside the part of rank {rank}"
             raise ValueError(f"recv overlaps send, {what}")
         return Buffers(send.address, recv.address, count, (send.owner, recv.owner), parts)
 
     def _new_memory(self, shape: tuple[int, ...]) -> Operand | None:
-        """Make the array for the result. None on a device, where `_delivery` makes it in the waiter's stream."""
+        """Make the result array. Return None for a device, where `_delivery` makes it in the waiter's stream."""
         if self._send.device is not None:
             return None
         self._array = empty_like(self._send, shape)
@@ -351,7 +351,7 @@ def all_to_all(
     source = resolve_bytes(send, "send", func_name)
     target = _target_of(recv, func_name, source)
     if not source.shape:
-        text = "send has no dimension to be divided among the peers; give it a first one, of world_size parts"
+        text = "send has no dimension to divide among the peers; give it a first dimension of world_size parts"
         raise invalid(func_name, text)
     counts = _checked_counts(send_counts, recv_counts, source.shape[0], func_name)
     placement = _Placed(source, target, recv, _exchanged(source, counts))
@@ -372,18 +372,18 @@ def _checked_counts(
     found = []
     for role, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
         if counts is None:
-            raise fail(f"{role} is missing: give both, or neither if all parts are of one size")
+            raise fail(f"{role} is missing: give both, or neither if all parts have the same size")
         try:
             found.append([integer_argument(f"{role}[{i}]", count, func_name, 0) for i, count in enumerate(counts)])
         except TypeError:
-            raise fail(f"{role} must be a sequence with a number for each rank, not {counts!r}") from None
+            raise fail(f"{role} must be a sequence with one number per rank, not {counts!r}") from None
     if sum(found[0]) != rows:
         raise fail(f"send_counts add up to {sum(found[0])}, but send has {rows} rows")
     return found[0], found[1]
 
 
 def _exchanged(send: Operand, counts: tuple[list[int], list[int]] | None) -> LayoutOf:
-    """Return the layout of an all_to_all with these counts of rows; None: all parts are of one size."""
+    """Return the layout of an all_to_all with these row counts; None if all parts have the same size."""
     row = math.prod(send.shape[1:]) * (send.owner.itemsize if send.bytes_of else 1)
 
     def layout(rank: int, world_size: int) -> _Layout:
@@ -420,7 +420,7 @@ def scatter(view: View, func_name: str, send: Any, recv: Any, root: int, tag: in
 
 
 class _Scattered:
-    """The placement of a scatter; `send` is None on all peers but the root."""
+    """The placement of a scatter; `send` is None on all peers except the root."""
 
     def __init__(self, send: Operand | None, recv: Operand) -> None:
         self._send = send
@@ -445,7 +445,7 @@ class _Scattered:
         return StagedArrays(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)
 
 
-# One-way collectives: a peer sends an array or receives it.
+# One-way collectives: a peer either sends an array or receives it.
 
 
 def broadcast(
@@ -482,7 +482,7 @@ def _pair(view: View, rank: int, role: str, is_sender: bool, func_name: str) -> 
     rank = integer_argument(role, rank, func_name)
     if not 0 <= rank < view.world_size or view.ring[rank] == view.peer:
         is_rank = 0 <= rank < view.world_size
-        what = "this peer itself" if is_rank else f"not a rank of a group of {view.world_size} peers"
+        what = "this peer itself" if is_rank else f"not a rank in a group of {view.world_size} peers"
         raise invalid(func_name, f"{role} {rank} is {what}")
     return Pair(view.ring[rank], is_sender)
 
@@ -514,7 +514,7 @@ def _spec_of(
     shape: tuple[int, ...] | None = None,
     target: Operand | None = None,
 ) -> OpSpec:
-    """Describe an op. `shape` replaces the shape of `given` that all peers must agree on; `target` is written to."""
+    """Describe an op that writes to `target`. `shape` overrides that of `given`, which all peers must agree on."""
     tag, step = _checked(reduce_op, tag, tag_max, algorithm, step, func_name)
     return OpSpec(
         tag,
@@ -533,7 +533,7 @@ def _spec_of(
 
 
 def _target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
-    """Return the memory of `recv`, which must be writable and of the kind of `source`; None without `recv`."""
+    """Return the memory of `recv`, which must be writable and match `source`, or None without `recv`."""
     if recv is None:
         return None
     operand = resolve_bytes(recv, "recv", func_name)
@@ -543,7 +543,7 @@ def _target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
 
 
 def _staged(spec: OpSpec, device: Device | None, arrays: Callable[[], StagedArrays]) -> OpSpec:
-    """Return the op, staged through this machine's memory if its arrays are on a device."""
+    """Return the op, staged through host memory if its arrays are on a device."""
     return spec if device is None else spec._replace(new_source=partial(Staging, device, arrays))
 
 

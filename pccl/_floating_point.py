@@ -1,7 +1,7 @@
-"""The floating-point environment of a thread: rounding, and the flush of subnormal numbers to zero.
+"""A thread's floating-point environment: the rounding mode, and whether subnormal numbers are flushed to zero.
 
-Programs and libraries may change it (`torch.set_flush_denormal`, -ffast-math). The engine's threads compute in the
-default one, for the same bits on every peer, and so does `pccl.training` within `default_environment`.
+Programs and libraries may change it (`torch.set_flush_denormal`, -ffast-math). To get the same bits on every peer, the
+engine's threads compute in the default environment, as does `pccl.training` within `default_environment`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pccl.runtime.extension import lib
 
 @contextmanager
 def default_environment() -> Iterator[None]:
-    """Compute in the default environment within a `with` block or a decorated function."""
+    """Use the default environment within a `with` block or a decorated function."""
     before = lib.pccl_fpenv_get()
     try:
         lib.pccl_fpenv_set(lib.pccl_fpenv_default())

@@ -1,4 +1,4 @@
-"""Checks of integer arguments, which may be Python's own or those of another library, such as NumPy's and torch's."""
+"""Checks integer arguments, which may be Python's ints or those of another library, such as NumPy or torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def as_int(name: str, given: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `given` as an int. It may be anything that `operator.index` takes, except bools.
+    """Return `given` as an int. It may be anything that `operator.index` accepts, except bools.
 
-    ValueError if it is not an integer, or is below `least` or above `most`.
+    ValueError if it is not an integer in [least, most].
     """
     value = given if type(given) is int else _index(given)
     if value is not None and (least is None or least <= value) and (most is None or value <= most):
@@ -19,12 +19,12 @@ def as_int(name: str, given: Any, least: int | None = None, most: int | None = N
 
 
 def _index(given: Any) -> int | None:
-    """Return the value of an integer, None for anything else. torch's bools are refused though they have an index."""
+    """Return an integer's value, or None for anything else. torch's bools are refused although they have an index."""
     if isinstance(given, bool) or str(getattr(given, "dtype", "")) == "torch.bool":
         return None
     try:
         return int(operator.index(given))
-    except (TypeError, ValueError, RuntimeError):  # torch's, of tensors without values
+    except (TypeError, ValueError, RuntimeError):  # raised by torch for tensors without values
         return None
 
 

@@ -1,4 +1,4 @@
-"""The options of a communicator, and their checks."""
+"""Options for communicators, and their checks."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from pccl.runtime.network import addresses
 from pccl.runtime.session.driver import SessionOptions
 
 CONNECTIONS_DEFAULT = 2
-"""Initial connections of a link. A single one stalls with its first lost packet."""
+"""Initial connections per link. A single connection stalls at its first lost packet."""
 CONNECTIONS_MAX = 64
 UINT32_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class CommunicatorOptions:
-    """Rare options of a communicator."""
+    """Rarely needed options for a communicator."""
 
     advertise: str | None = None
     """The "host[:port]" that other peers dial, for hosts behind NAT. Default: PCCL_ADVERTISE in the environment, else
     the address that the master sees."""
     listen: str | None = None
-    """The "host:port" of the one peer-to-peer port. Default: PCCL_LISTEN in the environment, else all interfaces and
-    any free port."""
+    """The "host:port" that accepts connections from peers. Default: PCCL_LISTEN in the environment, else any free port
+    on all interfaces."""
     ssl_context: ssl.SSLContext | None = None
-    """TLS for the connection to the master. Default: from the files in PCCL_TLS_CA, PCCL_TLS_CERT and PCCL_TLS_KEY."""
+    """TLS for the connection to the master. Default: the files in PCCL_TLS_CA, PCCL_TLS_CERT and PCCL_TLS_KEY."""
     segment_bytes: int = 0
-    """The largest payload of a frame; 0: a default that suits most networks."""
+    """The largest payload of a frame; 0 selects a default that suits most networks."""
     site: str = ""
-    """A name that `site_size` peers share (`pccl.training.Site`). They are admitted together, and if one is lost the
-    others fail with MASTER_CONNECTION_FAILED. Every start of a site needs a new name."""
+    """A name that `site_size` peers share (`pccl.training.Site`). They are admitted together; if one is lost, the
+    others fail with MASTER_CONNECTION_FAILED. Each time a site starts, it needs a new name."""
     site_size: int = 0
-    """The number of peers of the site."""
+    """The number of peers in the site."""
     master_timeout: float | None = None
-    """Seconds without a master until MASTER_CONNECTION_FAILED. Default: PCCL_MASTER_TIMEOUT, else 60."""
+    """Seconds without a master before MASTER_CONNECTION_FAILED. Default: PCCL_MASTER_TIMEOUT, else 60."""
     place: int | None = None
-    """The rank that this peer asks for. The initial peers of a group are ordered by it if each gives one."""
+    """The rank that this peer requests. A group's initial peers are ordered by it if all of them give one."""
 
 
 def holder_of(
@@ -57,7 +57,7 @@ def holder_of(
     options: CommunicatorOptions | None,
     old_names: dict[str, Any],
 ) -> SessionHolder:
-    """Check the arguments of a communicator, and return its session. `old_names`: keywords of 0.2 and the reference."""
+    """Check a communicator's arguments and return its `SessionHolder`. `old_names` also has keywords from 0.2."""
 
     def check(is_fine: bool, message: str) -> None:
         if not is_fine:
@@ -70,7 +70,7 @@ def holder_of(
     rare = replace(options or CommunicatorOptions(), **old_names)
     if address is None:
         address = os.environ.get("PCCL_MASTER", "")
-        text = "PCCL_MASTER is not set: `pccl launch` sets it; or set it, or give an address, to a master's host:port"
+        text = "PCCL_MASTER is not set: use `pccl launch`, set it to a master's host:port, or give an address"
         check(bool(address.strip()), text)
     listen = os.environ.get("PCCL_LISTEN") if rare.listen is None else rare.listen
     advertise = os.environ.get("PCCL_ADVERTISE") if rare.advertise is None else rare.advertise
@@ -85,7 +85,7 @@ def holder_of(
     except ValueError as error:
         raise invalid("Communicator", str(error)) from None
     for what, given in (("name", name), ("site", rare.site)):
-        must = f"must be printable text of {NAME_CHARACTERS_MAX} characters at most"
+        must = f"must be printable text of at most {NAME_CHARACTERS_MAX} characters"
         check(given is None or (isinstance(given, str) and is_name(given)), f"{what} {given!r}: {must}")
     peer_group = integer_argument("peer_group", peer_group, "Communicator", 0, UINT32_MAX)
     connections = integer_argument(connections_name, connections, "Communicator", 0, CONNECTIONS_MAX)
@@ -93,7 +93,7 @@ def holder_of(
     site_size = integer_argument("site_size", rare.site_size, "Communicator", 0, UINT32_MAX)
     check(
         isinstance(rare.site, str) and bool(rare.site) == (site_size > 0),
-        f"site {rare.site!r} and site_size {site_size!r} belong together: a name, and the number of its peers",
+        f"site {rare.site!r} and site_size {site_size!r}: give both, a name and the number of peers in the site",
     )
     place = -1 if rare.place is None else integer_argument("place", rare.place, "Communicator", 0, UINT32_MAX)
     secret = security.token(token, "Communicator")
@@ -122,6 +122,6 @@ def holder_of(
 
 
 def own_name() -> str:
-    """Return the default name of a peer: host, process number, and the index that `pccl launch` gave the process."""
+    """Return a peer's default name: host, process ID, and the index that `pccl launch` gave the process."""
     index = os.environ.get("PCCL_LAUNCH_INDEX", "")
     return f"{socket.gethostname()}:{os.getpid()}" + (f" [{index}]" if index.isdigit() else "")

@@ -1,15 +1,15 @@
-"""The session behind a communicator: made by `connect`, used by every call, ended by `close`; and the group calls.
+"""The session behind a communicator, which `connect` makes, every call uses and `close` ends; and the group calls.
 
-Both communicators have a `SessionHolder`. Its coroutines run in a trio run: that of the program for an
-`AsyncCommunicator` in trio, that of the portal's thread for one in asyncio and for `Communicator`.
+Both communicators have a `SessionHolder`. Its coroutines run in a trio run: the program's for an `AsyncCommunicator`
+in trio, the portal thread's for one in asyncio and for `Communicator`.
 
-`connect` looks for a master every ATTEMPT_INTERVAL_S, until a time known before the first attempt (a port that drops
-packets never answers) or for `n_attempts`, which then share that time equally. The bound ends with a master's first
-message: from then on the newcomer waits for the peers of the run, which admit it with `update_topology`.
+`connect` tries to reach a master every ATTEMPT_INTERVAL_S, until a time fixed before the first attempt (a port that
+drops packets never answers) or for `n_attempts`, which then share that time equally. A master's first message lifts
+this bound: from then on the newcomer waits until the peers of the run admit it with `update_topology`.
 
-`wait_for_peers`: every peer asks `are_peers_pending`, which has the same answer on all, and if newcomers wait all admit
-them. Peers may enter and leave this loop at different moments, so the master answers a question that the others are
-past with ELSEWHERE, which ends the loop, or with ADMITTING, which joins the others in update_topology.
+In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all; if newcomers wait, all peers
+admit them. Peers may enter and leave this loop at different times. If the other peers have already moved on, the master
+answers ELSEWHERE, which ends the loop, or ADMITTING, which makes this peer join their update_topology.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from pccl.shared_state import SharedState
 from pccl.types import Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 SHORT_S = 0.1
-"""A timeout up to this is not exceeded to complete the error's text."""
+"""A timeout up to this is never exceeded just to complete the error's text."""
 ASK_S = 1.0
-"""Extra time for a call that has timed out to find out which peers it waited for."""
+"""After a timeout, a call spends at most this long finding out which peers it waited for."""
 HELD_S = 0.3
-"""Time without an answer after which a newcomer asks for the master's status, which says whether it is held."""
+"""A newcomer without an answer for this long asks for the master's status, which shows whether newcomers are held."""
 HELD_ASKED_MAX = 3
 CLOSING = "the tasks of this session to end, and the master to be notified"
 PAUSE_S_MIN = 0.01
 PAUSE_S_MAX = 0.2
-"""Pauses between two questions of `wait_for_peers`."""
+"""The bounds of the pause between two questions of `wait_for_peers`."""
 REACH_S = 300.0
-"""How long `connect` looks for a master without `timeout` and `n_attempts`."""
+"""How long `connect` searches for a master without `timeout` and `n_attempts`."""
 ATTEMPTS_REACH_S = 30.0
-"""The same with `n_attempts`, or two intervals for each attempt if that is more."""
+"""The same with `n_attempts`, or two intervals per attempt if that is longer."""
 ATTEMPT_INTERVAL_S = 1.0
 ATTEMPT_S = 5.0
-"""How long an attempt may take without `n_attempts`: enough to send a lost packet twice again."""
+"""How long an attempt may take without `n_attempts`: enough to retransmit a lost packet twice."""
 FIRST_S = 2.0
 EVERY_S = 30.0
 TAKEN_ONLY = "the port accepts connections but does not answer"
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 class SessionErrors:
-    """A `with` block that turns errors of the session and of the portal into PCCLErrors of the call `func_name`."""
+    """Converts errors of the session and the portal, within a `with` block, to PCCLErrors of the call `func_name`."""
 
     def __init__(self, func_name: str) -> None:
         self._func_name = func_name
@@ -88,7 +88,7 @@ class SessionErrors:
 
 
 class SearchWait(LongWait):
-    """The schedule of warnings for a search."""
+    """The schedule of warnings for a master search."""
 
     def __init__(self) -> None:
         super().__init__("connect", trio.current_time(), FIRST_S, EVERY_S)
@@ -98,13 +98,13 @@ class SearchWait(LongWait):
 
 
 class MasterSearch:
-    """One search for a master. Only for one trio task."""
+    """One search for a master, used by one trio task."""
 
     def __init__(
         self, address: str, masters: int, attempts_max: int | None, reach_s: float | None, is_bound: bool
     ) -> None:
-        """`masters` is the number of addresses in `address`. `attempts_max` None: only time bounds the search.
-        `reach_s` is the time that the attempts share, and the end of the search if `is_bound`; None: no bound."""
+        """`masters` is the number of addresses in `address`. If `attempts_max` is None, only time bounds the search.
+        The attempts share `reach_s`, which also ends the search if `is_bound`; None means no bound."""
         self.standing = f"no answer to a connection yet: {NO_ANSWER_MEANS}"
         """The progress of the current attempt, or the result of the last one."""
         self._attempts = 0
@@ -117,8 +117,8 @@ class MasterSearch:
         """The deadline for a master's answer."""
 
     def begin(self) -> tuple[float, float]:
-        """Begin an attempt. Return the seconds for each address to accept a connection, and those to look for the
-        leader if a master refers this newcomer elsewhere."""
+        """Begin an attempt. Return the seconds within which each address must accept a connection, and the seconds to
+        search for the leader if a master refers this newcomer elsewhere."""
         left_s = max(0.0, self._shared_until - trio.current_time())
         share_s, seek_s = ATTEMPT_S, left_s
         if self._attempts_max is not None:
@@ -130,7 +130,7 @@ class MasterSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further attempt is to be made."""
+        """Whether there are no further attempts."""
         is_last = self._attempts_max is not None and self._attempts >= self._attempts_max
         return is_last or trio.current_time() + ATTEMPT_INTERVAL_S >= self.ends_at
 
@@ -140,7 +140,7 @@ class MasterSearch:
         return f"the master at {self._address}, attempt {self._attempts}{of}: {self.standing}"
 
     def failure(self, reason: str) -> SessionError:
-        """Return the error for a search that has failed."""
+        """Return the error for a failed search."""
         how_often = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
         seconds = trio.current_time() - self._began_at
         text = f"{reason} ({how_often}) in {seconds:.1f} s; `pccl doctor {self._address}` looks for the reason"
@@ -148,16 +148,16 @@ class MasterSearch:
 
 
 class SessionHolder:
-    """The session of one communicator, if it has one.
+    """Holds the session of one communicator, if it has one.
 
-    `session`, `view` and `begin_close` are for any thread, the others for the trio run of the session. Each raises
-    PCCLError, for the call that `func_name` names.
+    `session`, `view` and `begin_close` may be called from any thread, other methods only from the session's trio run.
+    Each raises PCCLError on behalf of the call that `func_name` names.
     """
 
     def __init__(
         self, address: str, masters: Sequence[Address], options: SessionOptions, timeout_s: float | None
     ) -> None:
-        """`timeout_s` is what a call is given that has no timeout of its own."""
+        """`timeout_s` is the default timeout of calls."""
         self.address = address
         self.default_timeout_s = timeout_s
         self._masters = masters
@@ -166,7 +166,7 @@ class SessionHolder:
         self._is_connecting = False
         self._master_search: MasterSearch | None = None
         self._is_joining = False
-        """Whether a master has answered, and this peer waits to be admitted."""
+        """Whether a master has answered and this peer waits for admission."""
         self._is_closed = False
         self._is_synced = False
         """Whether `admit_peers` or `sync_shared_state` has synchronized a state since newcomers were last admitted."""
@@ -202,7 +202,7 @@ class SessionHolder:
         if self._is_joining and session is not None:
             return session.obstacle or await session.call_reasons.of_admission(), where_to_look(self.address)
         search = self._master_search
-        reason = search.reason() if search is not None else "what is left of the former session"
+        reason = search.reason() if search is not None else "the former session to end"
         return reason, how_to_look(self.address)
 
     async def _connect(self, n_attempts: int | None, search_s: float | None, is_bound: bool) -> None:
@@ -210,13 +210,13 @@ class SessionHolder:
         with ExitStack() as warnings:
             warnings.enter_context(waiting(SearchWait(), self._connect_reason, logger))
             if self._session is not None and not self._session.is_forgotten:
-                await self._session.over.wait()  # it may listen at the port that this one is to listen at
+                await self._session.over.wait()  # it may still listen on the port that this session needs
             search = MasterSearch(self.address, len(self._masters), n_attempts, search_s, is_bound)
             self._master_search = search
             await self._search(search, warnings)
 
     async def _search(self, search: MasterSearch, warnings: ExitStack) -> None:
-        """Open a session and join. `warnings` holds the context that warns of the search."""
+        """Open a session and join. `warnings` holds the context that logs warnings about the search."""
         while True:
             session: PeerSession | None = None
             dial_s, seek_s = search.begin()
@@ -238,7 +238,7 @@ class SessionHolder:
                     raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
 
     async def _join(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
-        """Run a session, and return when it is in the run. SessionError."""
+        """Start a session and return once it has joined the run. SessionError."""
         self._session = session
         trio.lowlevel.spawn_system_task(session.run)
         try:
@@ -272,7 +272,7 @@ class SessionHolder:
         scope = trio.CancelScope()
 
         async def note_hold() -> None:
-            with scope, suppress(Exception):  # a warning must not end anything
+            with scope, suppress(Exception):  # a failed warning must not end the wait
                 for _ in range(HELD_ASKED_MAX):
                     await trio.sleep(HELD_S)
                     reason = await session.call_reasons.of_hold()
@@ -282,7 +282,7 @@ class SessionHolder:
                         search.standing = f"it holds newcomers: it waits for {reason}"
                         text = f"connect is held at {session.master_address}: the master waits for {reason}"
                         logger.warning("%s", text)
-                        warnings.close()  # that was the first
+                        warnings.close()  # this was the first warning
                         warnings.enter_context(waiting("connect", self._connect_reason, logger))
                         return
 
@@ -298,7 +298,7 @@ class SessionHolder:
 
     @property
     def standing(self) -> str:
-        """The state of the communicator, for people."""
+        """A description of the communicator's state."""
         session = self._session
         failure = session.failure if session is not None else None
         if self._is_closed:
@@ -321,7 +321,7 @@ class SessionHolder:
         return self._session is not None and not self._session.is_forgotten
 
     async def close(self, reason: str = "", limit_s: float | None = None) -> bool:
-        """Leave the run; the other peers see the `reason`. Return False if `limit_s` passed first; it then goes on."""
+        """Leave the run; the other peers see the `reason`. Return False, and continue, if `limit_s` passed first."""
         self._is_closed = True
         if self._session is None:
             return True
@@ -335,12 +335,12 @@ class SessionHolder:
         return not scope.cancelled_caught
 
     def abandon(self, error: BaseException) -> None:
-        """End the session from outside its trio run, which has ended with `error`."""
+        """End the session after its trio run has ended with `error`."""
         if self._session is not None:
             self._session.abandon(error)
 
     def forget_after_fork(self) -> None:
-        """Make all calls fail in a forked child: the session belongs to the parent."""
+        """Make all calls fail in a forked child, as the session belongs to the parent."""
         self._is_connecting = False
         if self._session is not None:
             self._session.forget_after_fork()
@@ -355,13 +355,13 @@ class SessionHolder:
         if session is None or (session.view is None and session.failure is None):
             raise PCCLError(Result.NOT_INITIALIZED, func_name, "call connect() first")
         if session.is_forgotten:
-            # Before anything is asked of a device: a forked child may not use one.
+            # Checked before any use of a device, which is not allowed in a forked child.
             assert session.failure is not None
             raise PCCLError(session.failure.result, func_name, session.failure.message)
         return session
 
     def view(self, func_name: str) -> View:
-        """Return the installed view. Errors as of `session`, or the reason why the session is over."""
+        """Return the installed view. Raise the errors of `session`, or the reason why the session is over."""
         with SessionErrors(func_name):
             session = self.session(func_name)
             if session.failure is not None:
@@ -370,7 +370,7 @@ class SessionHolder:
         return session.view
 
     def timeout_s(self, timeout: Timeout, func_name: str) -> float | None:
-        """Return the seconds that a call has: its own `timeout`, or else the communicator's."""
+        """Return a call's timeout in seconds: its own `timeout`, else the communicator's."""
         return self.default_timeout_s if isinstance(timeout, Default) else _timeouts.checked_s(timeout, func_name)
 
     async def _bounded(
@@ -381,10 +381,10 @@ class SessionHolder:
         reason: Callable[[], Awaitable[tuple[str, str]]],
         warns: bool = True,
     ) -> T:
-        """Await `call()` for as long as `timeout` allows, then raise TIMEOUT.
+        """Await `call()` for at most `timeout`, then raise TIMEOUT.
 
-        `reason()` returns the peers that it waits for and where to look, for the error and for warnings. `warns`: log
-        warnings here, since `call` does not.
+        `reason()` returns the peers that the call waits for and where to look, for the error and for warnings. If
+        `warns`, log the warnings here, because `call` does not.
         """
         limit_s = self.timeout_s(timeout, func_name)
         whom = where = ""
@@ -416,10 +416,10 @@ class SessionHolder:
         return reason
 
     async def group_call(self, func_name: str, kind: str, timeout: Timeout) -> int:
-        """Make a group call of `kind` and return its number, whose meaning depends on the kind."""
+        """Make a group call and return its result, a number whose meaning depends on `kind`."""
         session = self.session(func_name)
         if kind == Kind.UPDATE_TOPOLOGY:
-            self._is_synced = False  # also if the call fails here: the others may have made it
+            self._is_synced = False  # even if the call fails here, since it may have succeeded on the other peers
         return await self._bounded(
             func_name, timeout, lambda: session.group_call(kind), self._call_reason(session, kind)
         )
@@ -434,7 +434,7 @@ class SessionHolder:
         await self.group_call("optimize_topology", Kind.OPTIMIZE_TOPOLOGY, timeout)
 
     async def wait_for_peers(self, count: int, timeout: Timeout) -> int:
-        """Return the size of the group, once it has `count` peers or the others have gone on with fewer."""
+        """Return the size of the group, once it has `count` peers or the others have continued with fewer."""
         name = "wait_for_peers"
         count = integer_argument("count", count, name, 1)
 
@@ -446,15 +446,15 @@ class SessionHolder:
         async def gather() -> int:
             pause_s = PAUSE_S_MIN
             if self.view(name).world_size < count:
-                self.session(name).require_no_ops()  # an admission needs all ops to have ended
+                self.session(name).require_no_ops()  # newcomers cannot be admitted before all ops have ended
             while (world_size := self.view(name).world_size) < count:
                 pending = await self.group_call(name, Kind.ARE_PEERS_PENDING, None)
                 if pending == PendingAnswer.ELSEWHERE:
-                    logger.info("wait_for_peers(%d): the others have gone on with %d peers", count, world_size)
+                    logger.info("wait_for_peers(%d): the other peers continue with %d peers", count, world_size)
                     break
                 if pending > 0 or pending == PendingAnswer.ADMITTING:
                     if (admitted := await self.group_call(name, Kind.UPDATE_TOPOLOGY, None)) >= count:
-                        return admitted  # others may go on, and leave, before this peer looks
+                        return admitted  # other peers may continue and leave before this one checks
                     pause_s = PAUSE_S_MIN
                     continue
                 await trio.sleep(pause_s)
@@ -464,7 +464,7 @@ class SessionHolder:
         return await self._bounded(name, timeout, gather, more)
 
     async def admit_peers(self, state: SharedState | None, strategy: SharedStateSyncStrategy, timeout: Timeout) -> bool:
-        """Admit newcomers, and synchronize the state after that or for the first time. Return whether it did either."""
+        """Admit newcomers, and synchronize the state if it is out of date. Return whether it did either."""
         name = "admit_peers"
         limit_s = self.timeout_s(timeout, name)
         end_s = float("inf") if limit_s is None else trio.current_time() + limit_s
@@ -483,7 +483,7 @@ class SessionHolder:
     async def sync_shared_state(
         self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: Timeout, name: str = "sync_shared_state"
     ) -> SharedStateSyncInfo:
-        """Take part in the group's sync and set the revision of `state`. On return no copy to a device is under way."""
+        """Take part in the group's sync and set the revision of `state`. Return once all copies to devices are done."""
         given: Any = state
         if not isinstance(strategy, SharedStateSyncStrategy):
             raise invalid(name, f"{strategy!r} is not a SharedStateSyncStrategy")
@@ -516,7 +516,7 @@ class SessionHolder:
         except PCCLError as error:
             if transfer is None or not transfer.overwritten:
                 raise
-            spoiled = f"overwritten here, at least in part: {', '.join(sorted(transfer.overwritten))}"
+            spoiled = f"overwritten here at least partly: {', '.join(sorted(transfer.overwritten))}"
             raise PCCLError(error.result, name, f"{error.message}; {spoiled}") from None
         state.revision = revision
         self._is_synced = True
@@ -524,7 +524,7 @@ class SessionHolder:
 
 
 async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
-    """Wait for copies that are under way to devices. SessionError if a device has failed."""
+    """Wait for unfinished copies to devices. SessionError if a device has failed."""
     for tensor in tensors:
         if tensor.store is not None:
             with trio.CancelScope(shield=True):
@@ -535,6 +535,6 @@ async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
 
 
 def close_forgotten(holder: SessionHolder) -> None:
-    """Leave the run without waiting, for a communicator that was garbage-collected, in any thread."""
+    """Leave the run without waiting after the communicator was garbage-collected. May be called in any thread."""
     if holder.begin_close():
         portal.current().start(holder.close)

@@ -1,4 +1,4 @@
-"""Checks of what callers give as `timeout=` and `master_timeout=`."""
+"""Checks of the arguments `timeout` and `master_timeout`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pccl.errors import invalid
 from pccl.protocol.messages import MASTER_TIMEOUT_S
 
 TIMEOUT_S_MAX = 1e9
-"""About thirty years. A longer timeout is cut to it, so that no clock overflows."""
+"""About thirty years. Longer timeouts are reduced to this so that no clock overflows."""
 
 
 def checked_s(timeout: Any, func_name: str) -> float | None:
-    """Return a timeout in seconds, 0 for a negative one. INVALID_ARGUMENT if it is neither a number nor None."""
+    """Return a timeout in seconds, or 0 if it is negative. INVALID_ARGUMENT if it is neither a number nor None."""
     if timeout is None:
         return None
     if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:
         return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout:
-        raise invalid(func_name, f"timeout {timeout!r} is not a number of seconds; None waits as long as it takes")
+        raise invalid(func_name, f"timeout {timeout!r} is not a number of seconds; None waits indefinitely")
     seconds: Any = min(max(timeout, 0), TIMEOUT_S_MAX)
     return float(seconds)
 
 
 def master_timeout_s(given: Any, func_name: str) -> float:
-    """Return how long a peer looks for a master: `given`, else PCCL_MASTER_TIMEOUT, else MASTER_TIMEOUT_S."""
+    """Return how long a peer searches for a master: `given`, else PCCL_MASTER_TIMEOUT, else MASTER_TIMEOUT_S."""
     if given is None:
         text = os.environ.get("PCCL_MASTER_TIMEOUT", "")
         try:

@@ -1,4 +1,4 @@
-"""Warnings of long waits for loops in ordinary threads, in the wording of `protocol.wait_reasons`."""
+"""Warnings about long waits in loops of ordinary threads, worded as in `protocol.wait_reasons`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pccl.protocol.wait_reasons import where_to_look as where_to_look
 
 
 class LoopWait:
-    """A context for a loop that waits in one thread. The loop calls `look` each time round."""
+    """A context for a loop that waits in one thread. The loop calls `look` in each iteration."""
 
     def __init__(self, what: str, logger: logging.Logger) -> None:
         self._wait = LongWait(what, time.monotonic())
         self._logger = logger
 
     def look(self, whom: str, where: str) -> None:
-        """Warn if it is time, with the peers that the loop waits for (`whom`), and where to look."""
+        """If a warning is due, log one that names what the loop waits for (`whom`) and where to look."""
         now = time.monotonic()
         if self._wait.is_due(now):
             self._logger.warning("%s", self._wait.warning(now, whom, where))

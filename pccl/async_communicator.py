@@ -1,8 +1,8 @@
-"""The communicator for programs of trio and asyncio; `pccl.communicator` has the blocking one.
+"""The communicator for trio and asyncio programs; `pccl.communicator` has the blocking one.
 
-A session lives in a trio run: the program's own, or, for an asyncio program, that of the portal's thread, as the
-sessions of blocking communicators. `connect` chooses. Group calls run as coroutines there; in asyncio the caller waits
-for a task in the portal. Ops are launched in the caller's thread, and their ends wake its event loop.
+`connect` chooses the trio run that a session lives in: the program's own, or, in an asyncio program, that of the
+portal's thread, as for blocking communicators. Group calls run there as coroutines; an asyncio caller waits for a task
+in the portal. Ops are launched in the caller's thread and wake its event loop when they end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _coroutine(
 ) -> Callable[Concatenate[AsyncCommunicator, P], Coroutine[Any, Any, T]]:
     """Return a method of `Communicator` as a coroutine function, for `AsyncCommunicator`.
 
-    These methods only call `_call`, or `_run` by `_collective`, which are coroutines there.
+    These methods only call `_call`, or `_run` through `_collective`, which are coroutines in `AsyncCommunicator`.
     """
     shared: Callable[..., Any] = method
 
@@ -58,32 +58,32 @@ def _coroutine(
 
 @outside_graphs
 class AsyncCommunicator(CommunicatorBase):
-    """A peer of a run, for programs of trio or asyncio. Its arguments, methods and errors are those of `Communicator`.
+    """A peer in a run, for trio and asyncio programs, with the arguments, methods and errors of `Communicator`.
 
-    Methods that block there are coroutines here, and handles can be awaited. In trio all methods must be called from
-    the trio run that connected it. In asyncio its background tasks run in a thread of pccl's own, and any event
-    loop may call.
+    Methods that block in `Communicator` are coroutines here, and handles can be awaited. In trio, all methods must be
+    called from the trio run that connected the communicator. In asyncio, its background tasks run in a thread that
+    belongs to pccl, and any event loop may make calls.
 
-    A call that is cancelled withdraws what it began: the communicator can still be used, and the arrays are as they
-    were. If its op was committed first, the call returns its result in trio; in asyncio it raises `CancelledError`, and
-    the arrays hold the result (`step` keeps a repeated call from meeting the others' next one).
+    Cancelling a call withdraws it: the communicator remains usable, and the arrays are unchanged. If the call's op was
+    committed first, the call returns its result in trio; in asyncio it raises `CancelledError` and the arrays hold the
+    result (with `step`, a repeated call cannot match the other peers' next one).
     """
 
     _is_blocking = False
     _is_settled = False
-    """Whether it has a home."""
+    """Whether `_home` has been chosen."""
     _home: trio.lowlevel.TrioToken | None = None
-    """The session's trio run; None: that of the portal."""
+    """The session's trio run, or None for the portal's."""
 
     # Life.
 
     connect = _coroutine(Communicator.connect)
 
     async def close(self, *, timeout: float | None = None, reason: str = "") -> None:
-        """Do as `Communicator.close`. A cancellation does not end it."""
+        """Leave the run as `Communicator.close` does, even if the caller is cancelled."""
         limit_s = checked_s(timeout, "close")
         if self._begin_close() and not await self._call("close", partial(self._inner.close, reason, limit_s)):
-            raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on")
+            raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it continues")
 
     async def __aenter__(self) -> AsyncCommunicator:
         if not self.is_connected:
@@ -102,7 +102,7 @@ class AsyncCommunicator(CommunicatorBase):
         finally:
             await self.close()
 
-    # Group calls: they return when all accepted peers have made them.
+    # Group calls, which return once all accepted peers have made them.
 
     admit_peers = _coroutine(Communicator.admit_peers)
     are_peers_pending = _coroutine(Communicator.are_peers_pending)
@@ -128,7 +128,7 @@ class AsyncCommunicator(CommunicatorBase):
     async def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
     ) -> ReduceInfo:
-        """Do as `Communicator.all_reduce_multiple_with_retry`."""
+        """Like `Communicator.all_reduce_multiple_with_retry`, as a coroutine."""
         retry = Retry(self._inner, descriptors, max_in_flight, timeout)
         self._is_at_home("all_reduce_multiple_with_retry")
         try:
@@ -155,10 +155,10 @@ class AsyncCommunicator(CommunicatorBase):
     # Waiting.
 
     def _is_at_home(self, func_name: str) -> bool:
-        """Return whether the session lives in the caller's trio run, and not in the portal's.
+        """Return True if the session lives in the caller's trio run, False if it lives in the portal's.
 
         Raises:
-            PCCLError: INVALID_USAGE if it cannot be called from here.
+            PCCLError: INVALID_USAGE if the communicator cannot be called from here.
         """
         try:
             run = waking.trio_run()
@@ -172,7 +172,7 @@ class AsyncCommunicator(CommunicatorBase):
             homes = ["asyncio" if each is None else "a trio run" for each in (self._home, run)]
             if homes[0] == homes[1]:
                 homes[1] = "another one"
-            what = f"it was connected in {homes[0]} and cannot be called from {homes[1]}; make one for each"
+            what = f"it was connected in {homes[0]} and cannot be called from {homes[1]}; make a communicator for each"
             raise PCCLError(Result.INVALID_USAGE, func_name, what)
         return run is not None
 
@@ -189,7 +189,7 @@ class AsyncCommunicator(CommunicatorBase):
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:
-        """Do as `Communicator._run`, also if the caller is cancelled."""
+        """Run an op like `Communicator._run`, and abort it if the caller is cancelled."""
         session = self._inner.session(func_name)
         self._is_at_home(func_name)
         limit_s = self._inner.timeout_s(timeout, func_name)
@@ -214,7 +214,7 @@ class AsyncCommunicator(CommunicatorBase):
 
 
 async def _wait_all(ops: Sequence[PendingOp], limit_s: float) -> None:
-    """Wait until all ops are over or the time has passed, also where the caller is cancelled."""
+    """Wait until all ops are over or the time has passed, even if the caller is cancelled."""
     end_s = waking.clock_s() + limit_s
     for op in ops:
         await op.async_wait(max(0.0, end_s - waking.clock_s()), is_shielded=True)

@@ -1,4 +1,4 @@
-"""The blocking communicator: what a training loop uses."""
+"""The blocking communicator, which training loops use."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 SHORT_S = 0.1
-"""The longest timeout that is kept to the millisecond. Ops with a longer one, or with none, may take the fast path."""
+"""Timeouts up to this are kept to the millisecond. Ops with a longer timeout, or none, may take the fast path."""
 EXPLAIN_S = 0.5
-"""Time for a call that has timed out to find out which peers it waited for."""
+"""After a timeout, a call spends at most this long finding out which peers it waited for."""
 ENFORCE_POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
 
 
 class CommunicatorBase:
-    """The constructor of both communicators, and the methods that never wait."""
+    """The constructor and the non-blocking methods that both communicators share."""
 
     _is_blocking: ClassVar[bool]
 
@@ -82,11 +82,11 @@ class CommunicatorBase:
         self._inner = holder
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
-        """Called at the end of a `with` block that ends without an exception, before it closes. `close` drops them."""
+        """Called when a `with` block ends without an exception, before it closes. Calling `close` drops them."""
         self.launch = Launch(holder, is_waited_in_thread=self._is_blocking)
-        """The collectives, launched: each of its methods returns a handle at once."""
+        """The non-blocking collectives: each method launches an op and returns a handle at once."""
         self.all_reduce_async = self.launch.all_reduce
-        """The reference's name of `launch.all_reduce`."""
+        """The reference library's name for `launch.all_reduce`."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._inner.address}: {self._inner.standing}>"
@@ -94,21 +94,21 @@ class CommunicatorBase:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return an attribute by its name in 0.2: `all_gather_async` is `launch.all_gather`."""
+            """Return an attribute under its name from version 0.2: `all_gather_async` is `launch.all_gather`."""
             new_name = name.removesuffix("_async")
             if new_name != name and not new_name.startswith("_") and hasattr(Launch, new_name):
                 return getattr(self.launch, new_name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _close_when_dropped(self) -> None:
-        """Make the session leave the run when this is garbage-collected or the interpreter exits."""
+        """Make the session leave the run when this object is garbage-collected or the interpreter exits."""
         portal.on_exit(self._inner)
         if self._finalizer is None:
             self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
             self._finalizer.atexit = False
 
     def _begin_close(self) -> bool:
-        """Refuse further calls. Return whether the session is to be closed."""
+        """Refuse further calls. Return whether the session still has to be closed."""
         self._before_leaving.clear()
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -116,12 +116,12 @@ class CommunicatorBase:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it takes part in a run now."""
+        """Whether this peer is currently in a run."""
         return self._inner.is_connected
 
     @property
     def timeout(self) -> float | None:
-        """Seconds for calls that are given no timeout of their own; None waits as long as it takes. It may be set."""
+        """The default timeout of calls, in seconds; None waits indefinitely. It can be assigned."""
         return self._inner.default_timeout_s
 
     @timeout.setter
@@ -130,40 +130,40 @@ class CommunicatorBase:
 
     @property
     def world_size(self) -> int:
-        """The number of accepted peers of this peer group."""
+        """The number of accepted peers in this peer group."""
         return self._inner.view("world_size").world_size
 
     @property
     def membership(self) -> Membership:
-        """This peer's rank, and the peer of each rank, in one view."""
+        """This peer's rank and the peers by rank, both from the same view."""
         view = self._inner.view("membership")
         return Membership(view.ring.index(view.peer), view.ring)
 
     @property
     def losses(self) -> dict[int, str]:
-        """The last thousand peers that were lost or left since this one was accepted, with reasons, oldest first."""
+        """The last thousand peers that left or were lost since this peer was accepted, with reasons, oldest first."""
         return dict(self._inner.session("losses").losses)
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counters of the engine: bytes of payload and on the wire, bytes of scratch memory, open ops, connections."""
+        """Engine counters: payload bytes, bytes on the wire, bytes of scratch memory, open ops and connections."""
         with SessionErrors("stats"):
             return self._inner.session("stats").stats()
 
     def flight_recorder(self, since_ns: int = 0) -> Recording:
-        """Return when this peer's last ops were launched, sent, received and agreed, with its links, views and calls.
+        """Return a recording of this peer's last ops and their timing, and of its links, views and group calls.
 
-        `pccl trace` draws it for all peers. It holds the last 4096 ops (PCCL_FLIGHT_RECORDS in the environment).
+        `pccl trace` draws the recordings of all peers. A recording holds the last 4096 (or PCCL_FLIGHT_RECORDS) ops.
 
         Args:
-            since_ns: Leave out ops that were over by then, on the monotonic clock (`time.monotonic_ns`).
+            since_ns: Leave out ops that ended before this time on the monotonic clock (`time.monotonic_ns`).
         """
         since_ns = integer_argument("since_ns", since_ns, "flight_recorder", 0, 2**63 - 1)
         with SessionErrors("flight_recorder"):
             return self._inner.session("flight_recorder").recording(since_ns)
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """Return a fact of the installed view: the reference's name of `world_size` and the like."""
+        """Return a fact about the installed view: the reference library's interface for `world_size` and the like."""
         view = self._inner.view("get_attribute")
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
             return view.global_world_size
@@ -178,22 +178,22 @@ class CommunicatorBase:
 
 @outside_graphs
 class Communicator(CommunicatorBase):
-    """A peer of a run. `with` connects it, and leaves the run at the end of the block.
+    """A peer in a run. A `with` statement connects it on entry and leaves the run on exit.
 
-    Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups. Any method
-    may be called from any thread, and ops with different tags may be in flight at once.
+    Peers of one `peer_group` reduce together and share state; membership and topology span all groups. Any method may
+    be called from any thread, and ops with different tags may be in flight at once.
 
     Args:
-        address: The master's "host:port", with commas between several; port 48148 if left out. Default: PCCL_MASTER in
-            the environment.
+        address: The master's "host:port", or several separated by commas. Default: PCCL_MASTER in the environment. The
+            default port is 48148.
         peer_group: The number of this peer's group, in [0, 2**32).
-        connections: TCP connections to each neighbour, at most 64. 0 begins with two and adds more where they help.
-        timeout: Seconds that bound every blocking call but `close`; None waits as long as it takes.
-        name: This peer's name in logs, errors and the status. Default: host name and process number.
+        connections: TCP connections to each neighbour, at most 64. 0 starts with two and adds more where they help.
+        timeout: Seconds that bound every blocking call except `close`; None waits indefinitely.
+        name: This peer's name in logs, errors and the status. Default: host name and process ID.
         token: The run's shared secret. Default: PCCL_TOKEN in the environment.
-        encrypt: Whether peers encrypt what they send to each other (needs a token and OpenSSL 3; the same on all
-            peers). Default: whether PCCL_ENCRYPT is 1.
-        options: Rare options, as `CommunicatorOptions`. Its fields are also accepted here as keywords.
+        encrypt: Whether peers encrypt traffic between them. It needs a token and OpenSSL 3, and must be the same on
+            all peers. Default: True if PCCL_ENCRYPT is 1.
+        options: Rarely needed options. The fields of `CommunicatorOptions` are also accepted here as keywords.
     """
 
     _is_blocking = True
@@ -201,43 +201,43 @@ class Communicator(CommunicatorBase):
     # Life.
 
     def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> None:
-        """Join the run, and return once accepted.
+        """Join the run and return once this peer is accepted.
 
-        The first peer of a run is accepted at once, others when its peers call `admit_peers` or `update_topology`. If
-        no master answers, this tries once a second for five minutes, or for `timeout` seconds, which bound the wait for
-        the peers as well.
+        The first peer of a run is accepted at once; later ones are accepted when the existing peers call `admit_peers`
+        or `update_topology`. If no master answers, this retries once a second for five minutes or for `timeout`
+        seconds. The timeout also bounds the wait for the peers.
 
         Args:
-            n_attempts: The greatest number of attempts; without a timeout they end after 30 s, or two per attempt.
-            timeout: Seconds; None waits as long as it takes.
+            n_attempts: The maximum number of attempts. Without a timeout they end after 30 s or, if longer, 2 s each.
+            timeout: Seconds; None waits indefinitely.
 
         Raises:
             PCCLError: MASTER_CONNECTION_FAILED if no master answers or it refuses this peer; RANK_CONNECTION_FAILED if
-                no link to another peer can be made; INVALID_USAGE if it is connected already; TIMEOUT.
+                no link to another peer can be established; INVALID_USAGE if already connected; TIMEOUT.
         """
         return self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
 
     def close(self, *, timeout: float | None = None, reason: str = "") -> None:
-        """Leave the run. Ops in flight fail here; the others settle them as after a loss.
+        """Leave the run. Ops in flight fail on this peer; the other peers settle them as after a loss.
 
-        It takes a few seconds at most. It may be called again, from any thread and from a signal handler, also while
+        This takes a few seconds at most. It may be called repeatedly, from any thread or a signal handler, even while
         other threads wait in calls, which then fail.
 
         Args:
-            timeout: Seconds; None waits until it is done.
-            reason: The reason that the other peers' errors show.
+            timeout: Seconds; None waits until closing is complete.
+            reason: The reason to show in the other peers' errors.
 
         Raises:
-            PCCLError: TIMEOUT if `timeout` seconds pass first; leaving then goes on in the background.
+            PCCLError: TIMEOUT if `timeout` seconds pass first; closing then continues in the background.
         """
         limit_s = _timeouts.checked_s(timeout, "close")
         if self._begin_close():
             try:
                 portal.current().call(self._inner.close, reason, timeout_s=limit_s)
             except portal.PortalTimeoutError:
-                raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on") from None
+                raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it continues") from None
             except portal.PortalClosedError:
-                return  # the exit of the interpreter closes it
+                return  # the interpreter is exiting, which closes the session
 
     def __enter__(self) -> Communicator:
         if not self._inner.is_connected:
@@ -254,7 +254,7 @@ class Communicator(CommunicatorBase):
         finally:
             self.close()
 
-    # Group calls: they return when all accepted peers have made them.
+    # Group calls, which return once all accepted peers have made them.
 
     def admit_peers(
         self,
@@ -263,54 +263,54 @@ class Communicator(CommunicatorBase):
         *,
         timeout: Timeout = DEFAULT,
     ) -> bool:
-        """Admit waiting newcomers, and synchronize `state` if there were any or it has not been synchronized yet.
+        """Admit waiting newcomers. Synchronize `state` if there were any or it has not been synchronized yet.
 
-        All peers call it at the top of each step. It does `are_peers_pending`, `update_topology` and
-        `sync_shared_state`, each where it is needed.
+        All peers call this at the top of each step. It calls `are_peers_pending`, and `update_topology` and
+        `sync_shared_state` when they are needed.
 
         Returns:
             Whether newcomers were admitted or the state was synchronized.
 
         Raises:
-            PCCLError: as `update_topology` and `sync_shared_state`.
+            PCCLError: the errors of `update_topology` and `sync_shared_state`.
         """
         return self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
 
     def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
-        """Return whether newcomers wait for admission: the same answer on all peers. It may overlap with ops.
+        """Return whether newcomers wait for admission. All peers get the same answer. The call may overlap with ops.
 
-        It also returns False if the others are in a group call that cannot meet this one.
+        It also returns False if the other peers are in a group call that cannot match this one.
         """
         return self._call("are_peers_pending", lambda: self._inner.are_peers_pending(timeout))
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Admit all waiting newcomers. A group call of all peers.
+        """Admit all waiting newcomers. This is a group call: all peers must make it.
 
         Raises:
-            PCCLError: PENDING_ASYNC_OPS while own ops are in flight; INVALID_USAGE if the other peers wait in calls
-                that can never meet this one.
+            PCCLError: PENDING_ASYNC_OPS while this peer has ops in flight; INVALID_USAGE if the other peers wait in
+                calls that can never match this one.
         """
         return self._call("update_topology", lambda: self._inner.update_topology(timeout))
 
     def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
         """Admit newcomers until the peer group has `count` peers, and return its size.
 
-        Call it once after `connect`, where peers are to begin together. It returns early, with a smaller number, if the
-        other peers have begun without waiting.
+        Call it once after `connect` if the peers should start together. If the other peers have started without
+        waiting, it returns early with a smaller number.
 
         Raises:
-            PCCLError: TIMEOUT, after which it may be called again; PENDING_ASYNC_OPS while own ops are in flight.
+            PCCLError: TIMEOUT, after which it may be called again; PENDING_ASYNC_OPS while this peer has ops in flight.
         """
         return self._call("wait_for_peers", lambda: self._inner.wait_for_peers(count, timeout))
 
     def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
-        """Adopt the ring whose slowest link is fastest, and of several the one with the least latency.
+        """Adopt the ring with the fastest bottleneck link; ties go to the ring with the lowest latency.
 
-        A group call of all peers. Links that were not measured in the last ten minutes are measured first: about a
-        second per peer, half a minute at most.
+        This is a group call: all peers must make it. It first measures links that were not measured in the last ten
+        minutes, which takes about a second per peer and at most half a minute.
 
         Raises:
-            PCCLError: as `update_topology`.
+            PCCLError: the errors of `update_topology`.
         """
         return self._call("optimize_topology", lambda: self._inner.optimize_topology(timeout))
 
@@ -321,18 +321,18 @@ class Communicator(CommunicatorBase):
         *,
         timeout: Timeout = DEFAULT,
     ) -> SharedStateSyncInfo:
-        """Bring this peer group to one revision with bit-identical contents. A group call.
+        """Give all peers in this group the same revision and bit-identical contents. This is a group call.
 
-        The tensors of `shared_state` are overwritten where they differ. `pccl.protocol.master.group_calls` describes
-        which revision and contents win.
+        Tensors in `shared_state` that differ are overwritten. `pccl.protocol.master.group_calls` describes which
+        revision and contents win.
 
         Returns:
-            A `SharedStateSyncInfo`: the bytes moved here, and the revision that all peers now have.
+            A `SharedStateSyncInfo` with the bytes that this peer moved and the revision that all peers now have.
 
         Raises:
-            PCCLError: NO_SHARED_STATE_AVAILABLE if no peer can provide it (the text lists tensors that are partly
-                overwritten); INVALID_ARGUMENT if peers list different tensors; INVALID_USAGE if SEND_ONLY peers differ;
-                PENDING_ASYNC_OPS while own ops are in flight; INTERNAL_ERROR if a device failed.
+            PCCLError: NO_SHARED_STATE_AVAILABLE if no peer can provide the state (the message lists tensors that are
+                partly overwritten); INVALID_ARGUMENT if peers list different tensors; INVALID_USAGE if SEND_ONLY peers
+                differ; PENDING_ASYNC_OPS while this peer has ops in flight; INTERNAL_ERROR if a device failed.
         """
         return self._call("sync_shared_state", lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
 
@@ -354,18 +354,18 @@ class Communicator(CommunicatorBase):
     ) -> ReduceInfo:
         """Reduce `send` over the peer group into `recv`, or in place, with bit-identical results on all peers.
 
-        It succeeds on all peers that stay, or on none; whatever it raises, `send` is as it was. docs/collectives.md has
-        the arguments and errors in full.
+        It succeeds on all surviving peers or on none. If it raises, `send` is unchanged. docs/collectives.md describes
+        all arguments and errors.
 
         Args:
-            send: A contiguous NumPy array, torch tensor or `jax.Array`, of the same dtype and shape on all peers.
-            recv: An array of the same dtype and size on the same device. A `jax.Array` without `recv` is reduced into a
-                new one, `array` of the result.
-            tag: A number in [0, 2**63) that pairs the ops of several peers. One op at a time can use it.
+            send: A contiguous NumPy array, torch tensor or `jax.Array`, with the same dtype and shape on all peers.
+            recv: An array of the same dtype and size on the same device. Without `recv`, a `jax.Array` is reduced into
+                a new array, which the result holds as `array`.
+            tag: A number in [0, 2**63) that matches the op across peers. Only one op at a time can use a tag.
             quantization: How elements are encoded for the network.
-            algorithm: RING or DIRECT, the same on all peers; None chooses.
-            step: The caller's step count, the same on all peers: ops of different steps fail instead of meeting.
-            timeout: Seconds until the op is aborted on all peers; None waits as long as it takes.
+            algorithm: RING or DIRECT, the same on all peers; None lets pccl choose.
+            step: The caller's step count, the same on all peers. Ops from different steps fail instead of matching.
+            timeout: Seconds until the op is aborted on all peers; None waits indefinitely.
 
         Raises:
             PCCLError: `PeerLostError` if a peer was lost (call again), `TooFewPeersError`, `MismatchError`,
@@ -387,11 +387,11 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Give every peer the `send` of all: row r of the result is that of rank r.
+        """Gather all peers' `send` arrays on every peer. Row r of the result comes from rank r.
 
         Args:
-            send: An array of the same dtype and shape on all peers. It may be its own part of `recv`.
-            recv: An array of world_size times as many elements. If it is left out, `array` of the result is a new one
+            send: An array with the same dtype and shape on all peers. It may be this rank's part of `recv`.
+            recv: An array of world_size times as many elements. If it is left out, the result's `array` is a new one
                 of shape (world_size, *send.shape).
         """
         return self._collective(_collectives.all_gather, timeout, send, recv, tag, algorithm, step)
@@ -407,14 +407,14 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Reduce `send` over the peer group, and give every peer its rank's part of the result.
+        """Reduce `send` over the peer group and give every peer its rank's part of the result.
 
-        The parts are those of `numpy.array_split` of the flat array, with the bits of an all_reduce.
+        The flat array is split as by `numpy.array_split`. The results are bit-identical to those of an all_reduce.
 
         Args:
-            send: An array of the same dtype and shape on all peers.
-            recv: An array for this rank's part, apart from `send`. If it is left out, `array` of the result is a new
-                flat one.
+            send: An array with the same dtype and shape on all peers.
+            recv: An array for this rank's part that does not overlap `send`. If it is left out, the result's `array`
+                is a new flat one.
         """
         return self._collective(_collectives.reduce_scatter, timeout, send, recv, op, tag, algorithm, step)
 
@@ -428,12 +428,12 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Give every peer the contents of rank `root`'s array, in place.
+        """Overwrite every peer's array with that of rank `root`.
 
         Args:
-            array: An array of the same dtype and shape on all peers. On failure it is as it was.
-            root: A rank in the caller's view (`membership`). The op fails on all peers if they mean different peers by
-                it, and with RANK_CONNECTION_LOST if that peer has left.
+            array: An array with the same dtype and shape on all peers. On failure it is unchanged.
+            root: A rank in the caller's view (`membership`). The op fails on all peers if the rank denotes different
+                peers, and with RANK_CONNECTION_LOST if that peer has left.
         """
         return self._collective(_collectives.broadcast, timeout, array, root, tag, algorithm, step)
 
@@ -449,12 +449,12 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Reduce `send` over the peer group, and give the result to rank `root`, with the bits of an all_reduce.
+        """Reduce `send` over the peer group and give rank `root` the result, bit-identical to that of an all_reduce.
 
         Args:
-            send: An array of the same dtype and shape on all peers.
-            recv: The root's array for the result, which may be `send`. If it is left out, `array` of the root's result
-                is a new one.
+            send: An array with the same dtype and shape on all peers.
+            recv: The root's array for the result, which may be `send`. If it is left out, the `array` of the root's
+                result is a new one.
             root: As in `broadcast`.
         """
         return self._collective(_collectives.reduce, timeout, send, recv, op, root, tag, algorithm, step)
@@ -470,12 +470,12 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Give every peer a part of `send` and get one from each: part r of the result is rank r's part for this rank.
+        """Send one part of `send` to each peer and receive one from each. Part r of the result comes from rank r.
 
         Args:
-            send: An array whose rows (entries of the first dimension) are the parts, in the order of ranks.
-            recv: An array for the result, apart from `send`. If it is left out, `array` of the result is a new one.
-            send_counts: The number of rows for each rank; left out with `recv_counts` if all parts are equal.
+            send: An array whose rows (entries of the first dimension) make up the parts, in rank order.
+            recv: An array for the result that does not overlap `send`. If it is left out, the result's `array` is new.
+            send_counts: The number of rows for each rank. Leave out both counts if all parts have the same size.
             recv_counts: The number of rows from each rank.
         """
         return self._collective(_collectives.all_to_all, timeout, send, recv, send_counts, recv_counts, tag, step)
@@ -490,7 +490,7 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Give rank `root` the `send` of all peers: as `all_gather`, at the root alone."""
+        """Gather all peers' `send` arrays on rank `root`. Like `all_gather`, but only the root gets the result."""
         return self._collective(_collectives.gather, timeout, send, recv, root, tag, step)
 
     def scatter(
@@ -503,20 +503,20 @@ class Communicator(CommunicatorBase):
         step: int | None = None,
         timeout: Timeout = DEFAULT,
     ) -> CollectiveInfo:
-        """Give every peer its rank's part of the root's `send`, in `recv`.
+        """Write each rank's part of the root's `send` into that peer's `recv`.
 
         Args:
-            send: At the root an array of world_size parts of the size of `recv`; elsewhere it is not used.
-            recv: An array of the same dtype and shape on all peers. At the root it may be its own part of `send`.
+            send: On the root, an array of world_size parts of the size of `recv`; other peers ignore it.
+            recv: An array with the same dtype and shape on all peers. On the root, it may be the root's part of `send`.
         """
         return self._collective(_collectives.scatter, timeout, send, recv, root, tag, step)
 
     def send(
         self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
     ) -> CollectiveInfo:
-        """Send an array to rank `dst`, which calls `recv`. Return when it has the array. Other peers take no part.
+        """Send an array to rank `dst`, which calls `recv`, and return once it has arrived. No other peer takes part.
 
-        Tags, in [0, 2**35), count for each pair of peers and direction alone.
+        Tags are in [0, 2**35) and are separate for each pair of peers and direction.
         """
         return self._collective(_collectives.send, timeout, array, dst, tag, step)
 
@@ -527,19 +527,19 @@ class Communicator(CommunicatorBase):
         return self._collective(_collectives.recv, timeout, array, src, tag, step)
 
     def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
-        """Return when all peers of the group have called it."""
+        """Return once all peers in the group have called it."""
         return self._collective(_collectives.barrier, timeout, tag, step)
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
     ) -> ReduceInfo:
-        """Run several all_reduces, and those that a loss aborted again, until all are committed.
+        """Run several all_reduces until all are committed, retrying those that the loss of a peer aborts.
 
-        At most `max_in_flight` run at once. Their tags must differ, and be the same set on all peers. Ops that were
-        committed before an error stay so.
+        At most `max_in_flight` run at once. Their tags must be distinct, and the same set on all peers. Ops that were
+        committed before an error remain committed.
 
         Returns:
-            A `ReduceInfo`: the summed byte counts, and the smallest world size of any op.
+            A `ReduceInfo` with the summed byte counts and the smallest world size of any op.
         """
         retry = Retry(self._inner, descriptors, max_in_flight, timeout)
         try:
@@ -564,7 +564,7 @@ class Communicator(CommunicatorBase):
 
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the portal's trio run."""
-        self._close_when_dropped()  # before there is a session, so that no exit of the interpreter misses one
+        self._close_when_dropped()  # before the session exists, so that an interpreter exit always closes it
         with SessionErrors(func_name):
             return portal.current().call(call)
 
@@ -576,8 +576,8 @@ class Communicator(CommunicatorBase):
         return self._run(made.spec, timeout, name, partial(collective_info, made))
 
     def _run(self, spec: OpSpec, timeout: Timeout, func_name: str, info_of: InfoOf[T]) -> T:
-        """Launch an op, wait for its end, and return `info_of(op, func_name)`. Abort it on all peers if the time passes
-        or the caller is interrupted."""
+        """Launch an op, wait until it ends, and return `info_of(op, func_name)`. Abort the op on all peers after the
+        timeout or if the caller is interrupted."""
         holder = self._inner
         limit_s = holder.default_timeout_s if timeout is DEFAULT else holder.timeout_s(timeout, func_name)
         session = holder.session(func_name)
@@ -603,7 +603,7 @@ class Communicator(CommunicatorBase):
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:
-    """Return the peers that an op which has timed out waits for, as counted now; empty if that takes too long."""
+    """Return the peers that a timed-out op waits for, from fresh counts; "" if finding out takes too long."""
     if limit_s is None or limit_s <= SHORT_S:
         return ""
     with suppress(portal.PortalTimeoutError, portal.PortalClosedError, portal.PortalBrokenError):

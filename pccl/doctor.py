@@ -1,4 +1,4 @@
-"""Finds problems that keep this host from taking part in a run, with remedies; also as `pccl doctor`.
+"""Finds problems that keep this host from joining a run, and suggests remedies. `pccl doctor` runs the same checks.
 
 for check in pccl.doctor.examine("host:48148"):
     print(check.verdict, check.name, check.text, check.advice)
@@ -36,17 +36,17 @@ __all__ = ["Check", "examine"]
 OK, WARNING, FAILED = "ok", "warning", "failed"
 
 CLOCK_S = 1.0
-"""Difference of clocks that makes logs hard to compare."""
+"""Clock offset above which logs are hard to compare."""
 FILES_MIN = 1024
 BACKLOG_MIN = 128
 LONG_PATH_S = 0.02
-"""Round trip above that the windows of TCP matter."""
+"""Round trip above which TCP windows matter."""
 CONNECTIONS_MAX = 16
-"""Most connections of a link; their windows add up."""
+"""Maximum number of connections per link; their windows add up."""
 LOSSY_CONNECTIONS_MAX = 64
-"""Most connections of a link that losses limit."""
+"""Maximum number of connections for a link that losses limit."""
 FAR_S = 0.002
-"""Round trip from that on links choose bbr, or grow because of losses."""
+"""Round trip from which links choose bbr, or add connections because of losses."""
 WINDOW_BYTES_MIN = 16 << 20
 PEERS_MAX = 16
 DIAL_S = 3.0
@@ -60,9 +60,9 @@ class Check:
 
     name: str
     verdict: str
-    """"ok", "warning" (it works, and could be better) or "failed"."""
+    """"ok", "warning" (it works but could be better) or "failed"."""
     text: str
-    """What was found, with figures."""
+    """The finding, with figures."""
     advice: str = ""
     """The remedy; empty if none is needed."""
 
@@ -75,14 +75,14 @@ def examine(
     listen: str | None = None,
     advertise: str | None = None,
 ) -> list[Check]:
-    """Check the path to a master and back, and this host's own limits. The run continues. Thread-safe; takes seconds.
+    """Check the path to a master and back, and this host's limits. The run continues. Thread-safe; takes seconds.
 
     Args:
-        address: The master's "host:port", or several, separated by commas; each is examined.
-        token, ssl_context, listen, advertise: As of a `Communicator` here, with the same defaults.
+        address: The master's "host:port", or several separated by commas; each is examined.
+        token, ssl_context, listen, advertise: As for a `Communicator` on this host, with the same defaults.
 
     Returns:
-        The checks in their order. A master that does not answer has no further ones.
+        The checks, in order. After a failure to reach a master, its remaining checks are skipped.
 
     Raises:
         PCCLError: INVALID_ARGUMENT; NOT_INITIALIZED if the interpreter exits.
@@ -110,7 +110,7 @@ def examine(
 
 @dataclass
 class _Doctor:
-    """The examination of the path to one master."""
+    """Examines the path to one master."""
 
     _host: str
     _port: int
@@ -133,8 +133,8 @@ class _Doctor:
         except NoAnswer as error:
             return [*found, Check("master", FAILED, str(error), _advice_on(str(error)))]
         except trio.TooSlowError:
-            text = f"{self._where} accepts connections and does not answer"
-            return [*found, Check("master", FAILED, text, "is that a pccl master, and does its process run?")]
+            text = f"{self._where} accepts connections but does not answer"
+            return [*found, Check("master", FAILED, text, "check that it is a pccl master and that its process runs")]
         found.append(self._versions(status))
         found += await self._path()
         found += await self._peers(status)
@@ -150,7 +150,7 @@ class _Doctor:
             advice = "open the port in the firewalls of that host and its network, and check the address"
             return Check("reach", FAILED, text, advice)
         except ConnectionRefusedError:
-            text = f"no process listens at {self._where}"
+            text = f"no process listens on {self._where}"
             return Check("reach", FAILED, text, "start `pccl master --listen 0.0.0.0:PORT` there, or correct the port")
         except OSError as error:
             text = f"{self._where} cannot be reached: {error.strerror or error}"
@@ -171,7 +171,7 @@ class _Doctor:
         try:
             listener = addresses.listen(*self._listen_at)
         except OSError as error:
-            advice = "if a peer listens there, give another port with --listen to check; else choose a free one"
+            advice = "if a peer listens there, check another port with --listen; otherwise choose a free port"
             found.append(Check("listen", WARNING, str(error.strerror), advice))
         host, port = self._advertised or ("", 0)
         hosts = [host] if host else []
@@ -198,14 +198,14 @@ class _Doctor:
             return
         yield from self._calls(path)
         rates = f"{_rate(path.up_bytes_per_s)} to the master's host, {_rate(path.down_bytes_per_s)} from it"
-        yield Check("bandwidth", OK, f"{rates}, over one connection, in a moment")
+        yield Check("bandwidth", OK, f"{rates}, over one connection, measured briefly")
         yield from _windows(path)
         yield from _congestion(path)
 
     def _calls(self, path: PathReport) -> Iterator[Check]:
         is_translated = path.own_host != path.seen_host and not addresses.is_loopback(path.seen_host)
         if is_translated:
-            text = f"address translation: this host sends from {path.own_host}, and the master sees {path.seen_host}"
+            text = f"address translation: this host sends from {path.own_host}, but the master sees {path.seen_host}"
             advice = "forward a port, and set PCCL_LISTEN=0.0.0.0:PORT PCCL_ADVERTISE=PUBLIC:PORT"
             yield _judged("nat", self._advertised is not None, text, advice)
         for where, failure in path.calls:
@@ -216,13 +216,13 @@ class _Doctor:
             if "no token" in failure:
                 yield Check("dialled back", WARNING, text, "give master and peers a token, or check from that address")
                 continue
-            advice = "other peers must be able to dial this host: open the port in its firewall (PCCL_LISTEN fixes it)"
+            advice = "other peers must be able to dial this host: open the port in its firewall (PCCL_LISTEN sets it)"
             if is_translated:
-                advice += ", forward it, and advertise its public side (PCCL_ADVERTISE)"
+                advice += ", forward the port, and advertise the public address (PCCL_ADVERTISE)"
             yield Check("dialled back", FAILED, text, advice)
 
     async def _peers(self, status: RunStatus) -> list[Check]:
-        """Dial the peers of the run, as a peer here would have to."""
+        """Dial the run's peers, as a peer on this host would have to."""
         members = [member for member in status.members if member.state == "accepted"][:PEERS_MAX]
         found: list[Check] = []
 
@@ -238,7 +238,7 @@ class _Doctor:
                     failure = error.strerror or str(error)
             where = f"peer {name} at {addresses.join(host, port)}"
             if failure:
-                advice = "open that peer's port, or have it advertise an address that leads to it (PCCL_ADVERTISE)"
+                advice = "open that peer's port, or make it advertise a reachable address (PCCL_ADVERTISE)"
                 found.append(Check("peers", FAILED, f"{where} cannot be reached: {failure}", advice))
             else:
                 found.append(Check("peers", OK, f"{where} accepts a connection"))
@@ -255,7 +255,7 @@ def _advice_on(text: str) -> str:
         ("token", "give this side the run's token (PCCL_TOKEN, --token-file), or none if the master has none"),
         ("asks for TLS", "set PCCL_TLS_CA to the file with the certificate of the master's CA"),
         ("does not speak TLS", "unset PCCL_TLS_CA, or start the master with --tls-cert"),
-        ("certificate", "set PCCL_TLS_CA to the CA of the master's certificate, and use a host name that it has"),
+        ("certificate", "set PCCL_TLS_CA to the CA of the master's certificate, and use a host name in it"),
         *((sign, "install the same version of pccl on both sides") for sign in OTHER_VERSION_SIGNS),
     ):
         if sign in text:
@@ -276,7 +276,7 @@ def _mtu(path: PathReport) -> Check:
     return Check(
         "mtu",
         FAILED,
-        f"small packets get through, and full-size ones vanish {direction}; {size}",
+        f"small packets get through, but full-size ones are lost {direction}; {size}",
         "lower the MTU of the interface (WireGuard: 1420), let ICMP through, or set net.ipv4.tcp_mtu_probing=1",
     )
 
@@ -291,13 +291,13 @@ def _windows(path: PathReport) -> Iterator[Check]:
             continue
         most = int(text.split()[-1])
         rate = most / round_trip_s
-        link = f"a link {_rate(CONNECTIONS_MAX * rate)}"
-        what = f"{name} lets one connection carry {_rate(rate)} at {round_trip_s * 1e3:.0f} ms, and {link}"
+        link = f"a link to {_rate(CONNECTIONS_MAX * rate)}"
+        what = f"{name} limits one connection to {_rate(rate)} at {round_trip_s * 1e3:.0f} ms, and {link}"
         advice = f"raise the maximum of net.ipv4.{name}: docs/operations.md, Long fat pipes"
         yield _judged("windows", most >= WINDOW_BYTES_MIN, what, advice)
     if _setting("ipv4/tcp_slow_start_after_idle") == "1":
         advice = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
-        yield Check("windows", WARNING, "an idle link starts slowly again", advice)
+        yield Check("windows", WARNING, "TCP returns to slow start on an idle link", advice)
 
 
 def _limits() -> Iterator[Check]:
@@ -306,7 +306,7 @@ def _limits() -> Iterator[Check]:
     most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     yield _judged("files", is_enough, f"{soft} open files", f"ulimit -n {most}: each link takes several")
     if backlog := _setting("core/somaxconn"):
-        advice = "sysctl -w net.core.somaxconn=1024: peers that join at once are refused"
+        advice = "sysctl -w net.core.somaxconn=1024: peers that join at the same time may be refused"
         yield _judged("backlog", int(backlog) >= BACKLOG_MIN, f"somaxconn is {backlog}", advice)
 
 
@@ -323,16 +323,16 @@ def _congestion(path: PathReport) -> Iterator[Check]:
         return
     what = f"{control} here, and this user may not choose bbr"
     if round_trip_s < FAR_S:
-        yield Check("congestion", OK, f"{what}, which a short path does not need")
+        yield Check("congestion", OK, f"{what}, but a short path does not need it")
         return
     loss = path.lost_segments / max(1, path.sent_segments)
     if loss:
         rate = 1.2 * path.segment_bytes / (round_trip_s * loss**0.5)
         lost = f"{path.lost_segments} of {path.sent_segments} packets to the master were lost ({loss:.2%})"
-        many = f"the {LOSSY_CONNECTIONS_MAX} connections of a link {_rate(LOSSY_CONNECTIONS_MAX * rate)}"
-        what = f"{what}; {lost}, at which a connection carries {_rate(rate)} and {many} at most"
+        many = f"the {LOSSY_CONNECTIONS_MAX} connections of a link to {_rate(LOSSY_CONNECTIONS_MAX * rate)}"
+        what = f"{what}; {lost}, which limits a connection to {_rate(rate)} and {many}"
     else:
-        what = f"{what}; no packet of {path.sent_segments} was lost, so a link is slow only after pauses"
+        what = f"{what}; none of {path.sent_segments} packets were lost, so a link is slow only after pauses"
     advice = "as root: modprobe tcp_bbr; sysctl -w "
     if "bbr" in _setting("ipv4/tcp_available_congestion_control").split():
         advice = "as root: sysctl -w "

@@ -9,12 +9,12 @@ from pccl.types import Result
 
 
 class PCCLError(Exception):
-    """A call that did not succeed. Made with a `Result`, it becomes the subclass for that result.
+    """A call that did not succeed. The constructor returns the subclass for the given `Result`.
 
     Attributes:
         result: The kind of failure, a `Result`.
         func_name: The call that failed.
-        message: The fault, the peer concerned, and what to do.
+        message: What went wrong, which peer is concerned, and what to do.
     """
 
     def __new__(cls, result: Result, func_name: str = "", message: str = "") -> PCCLError:
@@ -36,11 +36,11 @@ class PCCLError(Exception):
 
 
 class UsageError(PCCLError):
-    """A mistake of the caller: INVALID_ARGUMENT, INVALID_USAGE, PENDING_ASYNC_OPS or NOT_INITIALIZED."""
+    """The caller made a mistake: INVALID_ARGUMENT, INVALID_USAGE, PENDING_ASYNC_OPS or NOT_INITIALIZED."""
 
 
 class MismatchError(UsageError):
-    """Peers made calls with one tag that do not match: INVALID_ARGUMENT or INVALID_USAGE, on all of them."""
+    """Peers' calls with the same tag do not match: INVALID_ARGUMENT or INVALID_USAGE, on all of them."""
 
 
 class TooFewPeersError(PCCLError):
@@ -52,7 +52,7 @@ class PeerLostError(PCCLError):
 
 
 class MasterLostError(PCCLError):
-    """The master cannot be reached, refused or evicted this peer: MASTER_CONNECTION_FAILED."""
+    """The master cannot be reached, or it refused or evicted this peer: MASTER_CONNECTION_FAILED."""
 
 
 class OpTimeoutError(PCCLError, TimeoutError):
@@ -68,7 +68,7 @@ class StateUnavailableError(PCCLError):
 
 
 class InternalError(PCCLError):
-    """A bug of pccl, or a device that failed: INTERNAL_ERROR."""
+    """A bug in pccl, or a device failure: INTERNAL_ERROR."""
 
 
 _CLASSES: dict[Result, type[PCCLError]] = {
@@ -99,7 +99,7 @@ def invalid(func_name: str, message: str) -> PCCLError:
 
 
 def integer_argument(name: str, given: Any, func_name: str, least: int | None = None, most: int | None = None) -> int:
-    """Return `given` as an int in [least, most]. INVALID_ARGUMENT if it is not one."""
+    """Return `given` as an int. INVALID_ARGUMENT if it is not an integer in [least, most]."""
     try:
         return as_int(name, given, least, most)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""Recordings of the peers of a run. `collect` fetches their flight recorders from a master, `load` reads files.
+"""Recordings from a run's peers. `collect` fetches the flight recorders through a master; `load` reads files.
 
 from pccl.flight_recorder import collect
 for peer in collect("host:48148").peers:
     print(peer.name, peer.recording and len(peer.recording.ops))
 
-`Communicator.flight_recorder()` is the recording of one peer, and `pccl trace` draws a trace for Perfetto.
+`Communicator.flight_recorder()` returns one peer's recording, and `pccl trace` draws a trace for Perfetto.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ LAST_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class PeerTrace:
-    """One peer of a trace."""
+    """One peer in a trace."""
 
     peer: int
     name: str
     recording: Recording | None
-    """None: it is missing, for the reason in `lack`."""
+    """None if the recording is missing for the reason in `lack`."""
     lack: str = ""
     offset_ns: int | None = None
-    """The peer's monotonic clock less that of the trace, as measured; None: it was not measured."""
+    """The peer's monotonic clock minus the trace's clock; None if the offset was not measured."""
     uncertainty_ns: int = 0
-    """The error of the offset, in either direction."""
+    """The maximum error of the offset, in either direction."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The recordings of the peers of one run."""
+    """The recordings from one run's peers."""
 
     run: str
     clock: str
-    """The clock that the peers' offsets refer to; empty: none was measured."""
+    """The clock that the peers' offsets refer to; empty if no offset was measured."""
     peers: list[PeerTrace]
     lack: str = ""
-    """Why there may be more peers than these; empty: these are all."""
+    """The reason why peers may be missing from the list; empty if it is complete."""
 
 
 def collect(
@@ -72,21 +72,21 @@ def collect(
     ssl_context: ssl.SSLContext | None = None,
     timeout: float | None = 60.0,
 ) -> Trace:
-    """Fetch the flight recorders of all peers from a master. The run continues. Thread-safe.
+    """Fetch all peers' flight recorders through a master, while the run continues. Thread-safe.
 
-    A peer that does not answer the master within five seconds has a reason in place of a recording.
+    For a peer that does not answer the master within five seconds, the trace has a reason instead of a recording.
 
     Args:
-        address: The master's "host:port", or several, separated by commas; the one that leads the run answers.
-        seconds: How far back to look; 0: as far as is recorded.
-        last: Number of the last ops of each peer, in addition to the ops that have not ended; 0: all.
-        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
-        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        timeout: Seconds; None: no limit. The recordings that have arrived by then are returned, if there are any.
+        address: The master's "host:port", or several separated by commas; the one that leads the run answers.
+        seconds: How far back to look; 0 fetches everything that is recorded.
+        last: The number of recent ops to fetch from each peer, besides unfinished ones; 0 fetches all.
+        token: The run's shared secret, as for a peer. Default: PCCL_TOKEN in the environment.
+        ssl_context: A TLS context, as for a peer, with the same defaults from the environment.
+        timeout: Seconds; None means no limit. Recordings that have arrived by then, if any, are returned.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or it refuses or leads no run;
-            TIMEOUT; NOT_INITIALIZED if the interpreter exits.
+        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or the master refuses or leads no
+            run; TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     last, seconds = integer_argument("last", last, "collect", 0, LAST_MAX), _checked_span(seconds, "collect")
     fetched = ask_masters("collect", address, token, ssl_context, timeout, fetch_any, seconds, last)
@@ -108,7 +108,7 @@ def collect(
 def _checked_span(seconds: Any, func_name: str) -> float:
     given: Any = seconds
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= given < float("inf"):
-        what = f"seconds {seconds!r}: must be a number of seconds; 0 looks as far back as is recorded"
+        what = f"seconds {seconds!r}: must be a number of seconds; 0 fetches everything that is recorded"
         raise invalid(func_name, what)
     return float(min(given, SPAN_S_MAX))
 
@@ -120,12 +120,12 @@ def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
-    """Read recordings from files of PCCL_TRACE_DIR or `save`, one per peer. The trace has no clock offsets.
+    """Read recordings, one per peer, from files in PCCL_TRACE_DIR or written by `save`. The trace has no clock offsets.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT if these are not paths.
+        PCCLError: INVALID_ARGUMENT if `paths` are not paths.
         OSError: A file cannot be read.
-        RecordingError: A file is not a recording, or they are of different runs.
+        RecordingError: A file is not a recording, or the files are from different runs.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
         raise invalid("load", f"paths {paths!r}: must be a list of paths")
@@ -144,12 +144,12 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         if known is None or known.recording is None or known.recording.taken_unix_ns < recording.taken_unix_ns:
             peers[recording.peer] = PeerTrace(recording.peer, recording.name, recording)
     if len(runs) > 1:
-        raise RecordingError(f"these are recordings of different runs: {', '.join(map(' in '.join, runs.items()))}")
+        raise RecordingError(f"these recordings are from different runs: {', '.join(map(' in '.join, runs.items()))}")
     return Trace(next(iter(runs), ""), "", [peers[peer] for peer in sorted(peers)])
 
 
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
-    """Return the last `seconds` of each recording, and the `last` ops; 0: all. Unfinished ops are always in it."""
+    """Return the last `seconds` and `last` ops of each recording; 0 keeps all. Unfinished ops are always kept."""
     if not isinstance(trace, Trace):
         raise invalid("cut", f"trace must be a Trace, not {trace!r}")
     seconds, last = _checked_span(seconds, "cut"), integer_argument("last", last, "cut", 0, LAST_MAX)
@@ -161,7 +161,7 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to a file that `load` and `pccl trace --files` read. After an error the former file remains."""
+    """Write a recording to a file for `load` and `pccl trace --files`. After an error, an existing file remains."""
     if not isinstance(recording, Recording):
         raise invalid("save", f"recording must be a Recording, not {recording!r}")
     with Replacement(_checked_path(path, "save")) as file:
@@ -169,10 +169,10 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> None:
 
 
 class Replacement:
-    """A context for a file that is replaced as a whole, or not at all. OSErrors name the path.
+    """A context for a file that is replaced as a whole or not at all. OSErrors name the path.
 
-    The new content goes to a temporary file in the same folder, which is made first. Pipes and devices are written
-    directly.
+    The new content goes to a temporary file in the same folder, created on construction. Pipes and devices are written
+    to directly.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -195,14 +195,14 @@ class Replacement:
         return self
 
     def write(self, content: bytes) -> None:
-        """Write all of the content, and put it in place. To be called once."""
+        """Write the content and replace the file. Call it only once."""
         try:
             with self._file as file:
                 rest = memoryview(content)
                 while rest:
                     rest = rest[file.write(rest) :]
             if self._temporary is not None:
-                with suppress(OSError):  # there was none, or it is another user's
+                with suppress(OSError):  # there was no file, or it belongs to another user
                     shutil.copymode(self._target, self._temporary)
                 os.replace(self._temporary, self._target)
                 self._temporary = None

@@ -1,8 +1,8 @@
-"""Handles of ops in flight, the calls that launch them, and the end of ops that their callers give up.
+"""Handles for ops in flight, the calls that launch ops, and cancellation.
 
-A wait that ends early leaves the op in flight with its arrays. Cancelling the op takes the arrays back: the engine
-restores what it has overwritten, without waiting for the network, and the master aborts the op on all peers unless they
-have committed it. If neither confirms that within `CANCEL_GRACE_S`, the outcome is unknown.
+If a wait ends early, the op stays in flight and keeps its arrays. Cancelling the op returns them to the caller: the
+engine restores what it has overwritten without waiting for the network, and the master aborts the op on all peers
+unless they have committed it. If neither is confirmed within `CANCEL_GRACE_S`, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from pccl.types import (
 )
 
 CANCEL_GRACE_S = 5.0
-"""Time for all peers to confirm that an op is aborted after its timeout, or its outcome is unknown."""
+"""After a timeout, all peers have this long to confirm that the op is aborted; otherwise its outcome is unknown."""
 INTERRUPT_GRACE_S = 0.5
-"""The same for an op whose caller was interrupted. If it is over by then, its tag is free again."""
+"""The same for an op whose caller was interrupted. If the op is over by then, its tag is free again."""
 TAGS_NAMED_MAX = 8
 
 Info = TypeVar("Info")
 T = TypeVar("T")
 InfoOf = Callable[[PendingOp, str], T]
-"""Returns the result of an op that is over, or raises its error for the call of that name."""
+"""Returns the result of an op that is over, or raises its error on behalf of the named call."""
 P = ParamSpec("P")
 
 
@@ -56,11 +56,11 @@ P = ParamSpec("P")
 
 
 def delivered(op: PendingOp, func_name: str) -> OpResult:
-    """Return how an op succeeded that is over, once its result is in the caller's array.
+    """Return the `OpResult` of an op that has succeeded, once its result is in the caller's array.
 
     Raises:
-        PCCLError: the reason, if the op failed; OUTCOME_UNKNOWN if the other peers committed it after it was given up
-            here; INTERNAL_ERROR if the result could not be copied to its device, and this peer has left the run.
+        PCCLError: the reason, if the op failed; OUTCOME_UNKNOWN if the other peers committed the op after this peer had
+            given it up; INTERNAL_ERROR if the result could not be copied to its device, so this peer has left the run.
     """
     result = op.result
     assert result is not None
@@ -75,7 +75,7 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 
 
 def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
-    """Copy a result to the device, retrying once. A KeyboardInterrupt passes; the next wait copies again."""
+    """Copy a result to the device, retrying once. A KeyboardInterrupt propagates; the next wait copies again."""
     for is_last in (False, True):
         try:
             source.deliver()
@@ -89,14 +89,14 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
 
 
 def reduce_info(op: PendingOp, func_name: str) -> ReduceInfo:
-    """Return the result of an all_reduce that is over. Errors as `delivered`."""
+    """Return the result of an all_reduce that is over. Raise the errors of `delivered`."""
     result = delivered(op, func_name)
     array = None if op.new_array is None else op.new_array()
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
 def collective_info(call: CollectiveCall, op: PendingOp, func_name: str) -> CollectiveInfo:
-    """Return the result of another collective that is over. Errors as `delivered`."""
+    """Return the result of another collective that is over. Raise the errors of `delivered`."""
     result = delivered(op, func_name)
     return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, call.array())
 
@@ -105,12 +105,12 @@ def collective_info(call: CollectiveCall, op: PendingOp, func_name: str) -> Coll
 
 
 def deadline(timeout_s: float | None) -> float:
-    """Return when a timeout passes, on the monotonic clock; infinity without one."""
+    """Return when a timeout expires, on the monotonic clock; infinity without a timeout."""
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
 def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: str = "") -> str:
-    """Return the reason that all peers get for an op that this one gives up after waiting for `whom`."""
+    """Return the reason that all peers receive if this one gives up an op after waiting for `whom`."""
     who = session.named(session.view.peer) if session.view is not None else "a peer"
     if timeout_s is None:
         return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
@@ -119,7 +119,7 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
 
 
 def cancel(session: PeerSession, ops: Sequence[PendingOp], timeout_s: float | None = None) -> None:
-    """Start to abort on all peers those of `ops` that are not over."""
+    """Start to abort, on all peers, the `ops` that are not over."""
     for op in ops:
         if not op.is_over:
             session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
@@ -142,15 +142,15 @@ def interrupted(session: PeerSession, ops: Sequence[PendingOp]) -> None:
     finally:
         for op in ops:
             if op.result is not None:
-                op.finish(op.result)  # the interrupt may have cut that off
+                op.finish(op.result)  # the interrupt may have cut this short
 
 
 def require_outcome(
     session: PeerSession, ops: Sequence[PendingOp], func_name: str, cause: PCCLError | None = None
 ) -> None:
-    """Raise OUTCOME_UNKNOWN if other peers may have committed one of `ops` that was given up here.
+    """Raise OUTCOME_UNKNOWN if other peers may have committed one of `ops` that this peer gave up.
 
-    `cause` is the error that made the caller give them up, if there is one.
+    `cause` is the error that made the caller give up, if any.
     """
     unknown = [op for op in ops if not op.is_over or (op.is_given_up and not op.has_failed)]
     if not unknown:
@@ -161,9 +161,9 @@ def require_outcome(
     what = f"the op with tag {tags[0]} was" if len(tags) == 1 else f"the ops with tags {tags[:10]} were"
     why = "not all of them have answered" if session.hears_master else "the master is lost, and no other was found"
     text = (
-        f"{what} given up here, and peers {others} may have committed what this one has not: {why}. The arrays are as "
-        f"they were. Reducing again may meet the others' next step, unless steps are told apart (step=): bring all "
-        f"peers to one state first (sync_shared_state), or leave the run"
+        f"{what} given up here, but peers {others} may have committed what this one has not: {why}. The arrays are "
+        f"unchanged. Reducing again may match the other peers' next step unless step= is given: first bring all "
+        f"peers to one state (sync_shared_state), or leave the run"
     )
     raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. The cause: {cause}")
 
@@ -173,10 +173,10 @@ def require_outcome(
 
 @outside_graphs
 class Handle(Generic[Info]):
-    """An op in flight, whose arrays belong to pccl until it is over or cancelled. Thread-safe.
+    """An op in flight. Its arrays belong to pccl until it is over or cancelled. Thread-safe.
 
-    `await handle` waits in a coroutine of trio or asyncio and returns or raises as `result`. A wait that is cancelled
-    or interrupted leaves the op in flight. Arrays on a device get the result in the wait, in the order of the waiting
+    In a trio or asyncio coroutine, `await handle` returns or raises as `result` does. A wait that is cancelled or
+    interrupted leaves the op in flight. For arrays on a device, the wait enqueues the copy of the result on the waiting
     thread's current stream.
     """
 
@@ -189,7 +189,7 @@ class Handle(Generic[Info]):
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         op: PendingOp | None = getattr(self, "_op", None)
         if op is not None and op.source is not None and not self._was_asked and not op.has_failed:
-            text = f"the op with tag {op.tag} was never waited for: its result has not been copied to the device"
+            text = f"the op with tag {op.tag} was never waited for, so its result has not been copied to the device"
             warn(text, ResourceWarning, source=self)
 
     def __repr__(self) -> str:
@@ -206,18 +206,18 @@ class Handle(Generic[Info]):
         return self._op.tag
 
     def done(self) -> bool:
-        """Return whether the op is over, so that a wait returns at once."""
+        """Return whether the op is over. If it is, a wait returns at once."""
         return self._op.is_over
 
     def result(self, timeout: float | None = None) -> Info:
-        """Wait for the op and return its info. It may be called again.
+        """Wait for the op and return its info. It may be called repeatedly.
 
         Args:
-            timeout: Seconds that bound this wait; None waits as long as it takes.
+            timeout: Seconds that bound this wait; None waits indefinitely.
 
         Raises:
-            PCCLError: the reason if the op failed; TIMEOUT if the time passed first. Then the op is still in flight and
-                its arrays belong to pccl: wait again, or `cancel`.
+            PCCLError: the reason if the op failed; TIMEOUT if the time passed first. The op is then still in flight,
+                and its arrays belong to pccl: wait again or call `cancel`.
         """
         name = f"{type(self).__name__}.result"
         limit_s = _timeouts.checked_s(timeout, name)
@@ -227,14 +227,14 @@ class Handle(Generic[Info]):
         return self._info(name)
 
     def cancel(self) -> bool:
-        """Abort the op on all peers, and return when its arrays are the caller's again, as they were.
+        """Abort the op on all peers. Return once its arrays belong to the caller again, with their old contents.
 
         Returns:
-            Whether the op was aborted. False if it had been committed first: then the arrays hold the result.
+            True if the op was aborted; False if it was committed first, in which case the arrays hold the result.
 
         Raises:
-            PCCLError: OUTCOME_UNKNOWN if neither the master nor the other peers have confirmed it within 5 s: they may
-                have committed the op. INVALID_USAGE in the trio run of an `AsyncCommunicator`, which it would block.
+            PCCLError: OUTCOME_UNKNOWN if neither the master nor the other peers confirm within 5 s, as they may have
+                committed the op; INVALID_USAGE in the trio run of an `AsyncCommunicator`, which it would block.
         """
         if self._session.ops.is_own_thread():
             text = "it would block the trio run that the op needs; await handle.async_cancel() instead"
@@ -248,7 +248,7 @@ class Handle(Generic[Info]):
 
     @trio.lowlevel.enable_ki_protection
     async def async_cancel(self) -> bool:
-        """Do as `cancel`, in a coroutine of trio or asyncio."""
+        """Abort the op like `cancel`, from a trio or asyncio coroutine."""
         cancel(self._session, [self._op])
         try:
             await self._op.async_wait(CANCEL_GRACE_S)
@@ -281,11 +281,11 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         super().__init__(op, session, reduce_info)
 
     def wait(self, timeout: float | None = None) -> tuple[bool, Result, ReduceInfo | None]:
-        """Block until the op is over or `timeout` seconds have passed. It may be called again.
+        """Block until the op is over or `timeout` seconds have passed. It may be called repeatedly.
 
         Returns:
-            `(is_success, status, info)`: `status` is a `Result`, and `info` is None on failure. `(False, TIMEOUT,
-            None)` while `done()` is false: the op is still in flight.
+            `(is_success, status, info)`: `status` is a `Result`, and `info` is None on failure. If the op is still in
+            flight, it returns `(False, TIMEOUT, None)`, and `done()` is False.
         """
         name = "AsyncReduceHandle.wait"
         if not self._op.wait(None if timeout is None else _timeouts.checked_s(timeout, name)):
@@ -298,16 +298,16 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
 
 @outside_graphs
 class AsyncCollectiveHandle(Handle[CollectiveInfo]):
-    """Another collective in flight. See `Handle`."""
+    """A collective other than all_reduce in flight. See `Handle`."""
 
     def __init__(self, op: PendingOp, session: PeerSession, call: CollectiveCall) -> None:
         super().__init__(op, session, partial(collective_info, call))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the op is over or `timeout` seconds have passed. It may be called again.
+        """Block until the op is over or `timeout` seconds have passed. It may be called repeatedly.
 
         Returns:
-            Whether the op is over: `result` then returns its info or raises why it failed. False: still in flight.
+            True if the op is over, so that `result` returns its info or raises its error; False if it is in flight.
         """
         name = "AsyncCollectiveHandle.wait"
         if not self._op.wait(_timeouts.checked_s(timeout, name)):
@@ -323,11 +323,11 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
 
 @outside_graphs
 class Launch:
-    """The collectives of a communicator, launched: `comm.launch.all_gather(x)` returns a handle at once.
+    """Non-blocking collectives: `comm.launch.all_gather(x)` launches an op and returns a handle at once.
 
-    Arguments and errors are those of the communicator's method of the same name. A peer that is alone in the group gets
-    TOO_FEW_PEERS from the launch; the handle reports all other failures. Leave the arrays alone until the op is over or
-    cancelled. They are kept alive until then, and an op whose handle is dropped goes on.
+    Arguments and errors are those of the communicator's method of the same name. A peer that is alone in its group gets
+    TOO_FEW_PEERS from the launch; the handle reports all other failures. Do not use the arrays until the op is over or
+    cancelled. pccl keeps them alive until then, and dropping the handle does not stop the op.
     """
 
     def __init__(self, holder: SessionHolder, is_waited_in_thread: bool) -> None:
@@ -461,11 +461,11 @@ class Launch:
 
 
 class Retry:
-    """The ops of one `all_reduce_multiple_with_retry`: in flight, next, and failed. The communicators wait for them.
+    """The ops of one `all_reduce_multiple_with_retry`: in flight, waiting and failed. The communicators wait for them.
 
-    Every peer launches its ops in the order of their tags, and repeats the same ones, since a verdict is the same on
-    all peers. The place of an op that has ended goes to the lowest tag that is waiting. So the lowest tag that is not
-    committed is in flight on every peer, and the window of `max_in_flight` ops cannot deadlock.
+    Every peer launches its ops in tag order and retries the same ones, since all peers get the same verdict. When an op
+    ends, the lowest waiting tag takes its place. The lowest uncommitted tag is therefore in flight on every peer, so
+    the window of `max_in_flight` ops cannot deadlock.
     """
 
     def __init__(
@@ -479,7 +479,7 @@ class Retry:
         tags = [descriptor.spec.tag for descriptor in descriptors]
         repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
         if not descriptors or repeated:
-            raise invalid(name, f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops")
+            raise invalid(name, f"tags {repeated} occur twice" if repeated else "descriptors must not be empty")
         self._specs = {descriptor.spec.tag: descriptor.spec for descriptor in descriptors}
         self._left = sorted(self._specs, reverse=True)
         self._infos: list[ReduceInfo] = []
@@ -491,11 +491,11 @@ class Retry:
 
     @property
     def left_s(self) -> float | None:
-        """The seconds until the timeout; None without one."""
+        """Seconds until the timeout; None without a timeout."""
         return None if self._limit_s is None else max(0.0, self._end_s - time.monotonic())
 
     def launch(self) -> bool:
-        """Launch what there is room for. Return whether an op is in flight."""
+        """Launch waiting ops while the window has room. Return whether an op is in flight."""
         while self._left and self._failure is None and len(self.in_flight) < self._max_in_flight:
             op = self.session.ops.new(self._specs[self._left.pop()])
             self.in_flight.append(op)
@@ -509,16 +509,16 @@ class Retry:
         return bool(self.in_flight)
 
     def collect(self) -> None:
-        """Collect every op that has ended. To be called when one has, or when the time has passed (TIMEOUT).
+        """Collect every op that has ended. Call it when one has, or when the time has passed (raises TIMEOUT).
 
-        Once an op has failed, those in flight are cancelled on all peers, since a peer whose own call failed may never
-        launch them. The failure is raised when the last of them has ended.
+        After a failure, the ops in flight are cancelled on all peers, since a peer whose own call failed may never
+        launch them. The failure is raised once the last of them has ended.
         """
         ended = [op for op in self.in_flight if op.is_over]
         if not ended:
             tags = sorted([*(op.tag for op in self.in_flight), *self._left])
             named = f"{', '.join(map(str, tags[:TAGS_NAMED_MAX]))}{' ...' if len(tags) > TAGS_NAMED_MAX else ''}"
-            text = f"not all ops were committed within {self._limit_s:g} s: not those with tags {named}"
+            text = f"not all ops were committed within {self._limit_s:g} s: those with tags {named} were not"
             whom = self.session.whom(self.in_flight[0])
             raise PCCLError(Result.TIMEOUT, self._func_name, f"{text}; the first waited for {whom}")
         self.in_flight = [op for op in self.in_flight if op not in ended]
@@ -543,7 +543,7 @@ class Retry:
         cancel(self.session, self.in_flight, self._limit_s)
 
     def outcome(self, error: PCCLError) -> ReduceInfo:
-        """Return the info if all ops that were given up for `error` have been committed nevertheless. Else raise it,
+        """Return the info if all ops given up because of `error` were committed nevertheless. Otherwise raise `error`
         or OUTCOME_UNKNOWN."""
         is_open = self._failure is not None or bool(self._left) or error.result is not Result.TIMEOUT
         if is_open or not all(op.is_over and not op.has_failed and not op.is_given_up for op in self.in_flight):
@@ -553,7 +553,7 @@ class Retry:
         return self.info()
 
     def info(self) -> ReduceInfo:
-        """Return the byte counts summed over all ops, and the smallest world size of any."""
+        """Return the byte counts summed over all ops, and their smallest world size."""
         memberships = {info.membership for info in self._infos}
         return ReduceInfo(
             min(info.local_world_size for info in self._infos),

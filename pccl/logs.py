@@ -1,7 +1,7 @@
 """Logging: the loggers `pccl`, `pccl.master`, `pccl.peer` and so on, the fields of their records, and two formats.
 
-Without setup Python shows warnings and errors on stderr. With PCCL_LOG_LEVEL (DEBUG, INFO, WARN or ERROR) in the
-environment `import pccl` sends the log to stderr at that level, with PCCL_LOG_FORMAT=json as one JSON object per line.
+By default, Python prints warnings and errors to stderr. If PCCL_LOG_LEVEL (DEBUG, INFO, WARN or ERROR) is set,
+`import pccl` sends the log to stderr at that level. With PCCL_LOG_FORMAT=json, each record is one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 FIELDS = ("run", "view", "group", "peer", "other", "tag", "sequence")
-"""Attributes of records. `peer` logs, or is the subject of the master's record; `other` is a second peer."""
+"""Attributes of records. `peer` is the peer that logs, or that a master's record is about; `other` is a second peer."""
 SHOWN = FIELDS[1:]
-"""The fields that text lines have."""
+"""The fields that the text format shows."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
 FORMATS = ("text", "json")
 QUEUED_MAX = 10_000
-"""Records that wait for stderr; further ones are dropped."""
+"""The maximum number of records that wait for stderr; further records are dropped."""
 FLUSH_S = 1.0
 
 
@@ -44,7 +44,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects with time (UTC), level, logger, message, the FIELDS, and exception."""
+    """Formats records as JSON objects with time (UTC), level, logger, message, the FIELDS and any exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -72,9 +72,9 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def configure(default_level: str | None = None, in_background: bool = False) -> None:
-    """Send the log to stderr at PCCL_LOG_LEVEL or `default_level`, unless both are missing or the logger has a handler.
+    """Send the log to stderr at PCCL_LOG_LEVEL or `default_level`, unless neither is set or the logger has a handler.
 
-    `in_background`: a thread writes, so that no call waits for stderr.
+    With `in_background`, a thread writes the log so that no call waits for stderr.
     """
     logger = logging.getLogger("pccl")
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
@@ -99,7 +99,7 @@ def configure(default_level: str | None = None, in_background: bool = False) -> 
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
-    """The handler that `configure` adds. In the background it takes no locks, which the interpreter's end waits for."""
+    """The handler that `configure` adds. In the background it takes no locks, since interpreter exit waits for them."""
 
     def __init__(self, in_background: bool) -> None:
         self._in_background = in_background
@@ -118,7 +118,7 @@ class _StderrHandler(logging.StreamHandler[Any]):
 
 
 class _QueueHandler(logging.handlers.QueueHandler):
-    """Drops records that do not fit into the queue."""
+    """Drops records when the queue is full."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record
@@ -129,7 +129,7 @@ class _QueueHandler(logging.handlers.QueueHandler):
 
 
 def _queued(handler: logging.Handler) -> logging.Handler:
-    """Return a handler that has a thread write the records of `handler`, for FLUSH_S at the end of the process."""
+    """Return a handler whose thread passes records to `handler`. At exit, the process waits up to FLUSH_S for them."""
     records: queue.Queue[Any] = queue.Queue(QUEUED_MAX)
     logging.handlers.QueueListener(records, handler).start()
 

@@ -1,4 +1,4 @@
-"""The master as an object of this process; `pccl master` is the same on the command line."""
+"""A master inside this process; `pccl master` is its command-line equivalent."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ HTTP_BACKLOG = 64
 
 
 class MasterNode:
-    """A master: it keeps the membership of one run and decides the outcome of ops. No payload passes through it.
+    """Manages the membership of one run and decides the outcome of ops. No payload passes through a master.
 
     `run()` returns at once, `interrupt()` stops the master, `wait()` waits for its end; a `with` block does all three.
 
     Args:
-        listen_address: "host:port" to listen on; port 0 is any free port.
-        token: Shared secret of the run. Default: PCCL_TOKEN; "" is none.
-        ssl_context: Server-side context with a certificate: peers must use TLS.
-        peer_timeout: Seconds without heartbeat until a peer or master is lost. Default: PCCL_PEER_TIMEOUT, else 5.
-        engine_threads: Threads of each peer that move payload, 1 to 16. Default: PCCL_ENGINE_THREADS, else 1.
-        http: "host:port" of the status page, JSON and metrics, which need no authentication.
-        http_hosts: Further host names under which the page may be requested.
-        standby_of: "host:port,..." of the other masters. A standby starts no run; it takes over one without a master.
-        state: Directory for the run's durable state, "none" for none. Default: PCCL_STATE, else, at a fixed port
+        listen_address: The "host:port" to listen on; port 0 picks any free port.
+        token: The run's shared secret. Default: PCCL_TOKEN; "" means none.
+        ssl_context: Server-side context with a certificate. If given, peers must use TLS.
+        peer_timeout: Seconds without a heartbeat after which a peer or master is lost. Default: PCCL_PEER_TIMEOUT or 5.
+        engine_threads: Threads per peer that move payload, 1 to 16. Default: PCCL_ENGINE_THREADS, else 1.
+        http: The "host:port" that serves the status page, JSON and metrics without authentication.
+        http_hosts: Additional host names under which the page may be requested.
+        standby_of: "host:port,..." of the other masters. A standby starts no run; it takes over a run without a master.
+        state: Directory for the run's durable state; "none" disables it. Default: PCCL_STATE; else, with a fixed port
             and without `standby_of`, a directory per port under XDG_STATE_HOME.
-        start: "auto" continues the recorded run or starts a new one, "new" discards the record, "resume" waits for
-            peers of an earlier run for as long as it takes.
-        founders: Number of peers that start a run together, in one view.
-        daemon: True stops the master at the end of the program, which otherwise waits for it.
+        start: "auto" continues the recorded run or starts a new one, "new" discards the record, and "resume" waits
+            indefinitely for peers from an earlier run.
+        founders: The number of peers that start a run together, in one view.
+        daemon: If True, the master stops when the program ends; otherwise the program waits for the master.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class MasterNode:
         """Listen, serve in the background, and return at once.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if the address cannot be listened on or the state directory cannot be used;
-                INVALID_USAGE if it runs already; INTERNAL_ERROR if the system denies it a thread.
+            PCCLError: INVALID_ARGUMENT if listening on the address fails or the state directory cannot be used;
+                INVALID_USAGE if the master is already running; INTERNAL_ERROR if the system refuses a new thread.
         """
         if self._service is not None and not self._service.stopped.is_set():
             raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", f"already running at {self.address}")
@@ -175,23 +175,23 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """The "host:port" that it listens on, with the actual port if 0 was asked for."""
+        """The "host:port" that the master listens on, with the actual port if port 0 was requested."""
         port = self._service.port if self._service is not None else self._port
         return addresses.join(self._host, port)
 
     @property
     def http_address(self) -> str | None:
-        """The "host:port" where the run is shown, with the actual port; None if it is not shown."""
+        """The "host:port" of the status page, with the actual port; None if there is no page."""
         if self._http is None:
             return None
         port = self._service.http_port if self._service is not None else self._http[1]
         return addresses.join(self._http[0], port)
 
     def interrupt(self) -> None:
-        """Stop the master and free its ports. Peers see the master lost. Thread-safe, also in signal handlers.
+        """Stop the master and free its ports; its peers lose it. May be called from any thread and signal handler.
 
         Raises:
-            PCCLError: TIMEOUT if it has not stopped after some seconds.
+            PCCLError: TIMEOUT if the master has not stopped after a few seconds.
         """
         service = self._service
         if service is None or service.stopped.is_set():
@@ -205,7 +205,7 @@ class MasterNode:
         """Block until the master has stopped. Return False if `timeout` seconds passed first.
 
         Raises:
-            PCCLError: INTERNAL_ERROR if a fault of pccl has stopped it.
+            PCCLError: INTERNAL_ERROR if an internal fault has stopped the master.
         """
         limit_s = _timeouts.checked_s(timeout, "MasterNode.wait")
         if self._service is None:
@@ -232,7 +232,7 @@ class MasterNode:
 
 
 def _number(name: str, given: float | None, default: float, least: float, most: float, is_whole: bool) -> float:
-    """Return an argument, or the variable PCCL_NAME of the environment, or the default. INVALID_ARGUMENT."""
+    """Return the argument, else the environment variable PCCL_NAME, else the default. INVALID_ARGUMENT."""
     variable = f"PCCL_{name.upper()}"
     text = os.environ.get(variable, "") if given is None else str(given)
     try:
@@ -246,7 +246,7 @@ def _number(name: str, given: float | None, default: float, least: float, most: 
 
 
 class _Service:
-    """The part of a MasterNode that runs in the portal's thread, also after the MasterNode is dropped."""
+    """The part of a MasterNode that runs in the portal's thread, even after the MasterNode is dropped."""
 
     def __init__(self, description: str, server: MasterServer, web: tuple[socket.socket, Hosts] | None) -> None:
         self.port = server.port
@@ -254,7 +254,7 @@ class _Service:
         self.stopped = Latch()
         self.is_interrupted = False
         self.fault = ""
-        """The internal error that has stopped it, if any."""
+        """The internal error that stopped the master, if any."""
         self._server = server
         self._web: WebServer | None = None
         self.http_port = 0

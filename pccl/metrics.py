@@ -1,4 +1,4 @@
-"""A communicator's counters for Prometheus, through the official client library (the extra `metrics`).
+"""A communicator's counters for Prometheus, using the official client library (the extra `metrics`).
 
 import pccl.metrics
 from prometheus_client import start_http_server
@@ -27,10 +27,10 @@ except ImportError:
 COUNTERS = {
     "tx_payload_bytes": "Payload sent to other peers.",
     "rx_payload_bytes": "Payload received from other peers.",
-    "tx_wire_bytes": "Sent to other peers, with the frames' headers.",
-    "rx_wire_bytes": "Received from other peers, with the frames' headers.",
+    "tx_wire_bytes": "Bytes sent to other peers, including frame headers.",
+    "rx_wire_bytes": "Bytes received from other peers, including frame headers.",
 }
-"""The entries of `Communicator.stats` that only grow, with their help texts. All others are gauges."""
+"""The entries of `Communicator.stats` that never decrease, with their help texts. All others are gauges."""
 
 
 class CommunicatorCollector(Collector):
@@ -65,7 +65,7 @@ def register(
     communicator: Communicator, registry: CollectorRegistry = REGISTRY, **labels: str
 ) -> CommunicatorCollector:
     """Add a collector for `communicator` to a registry, and return it for `registry.unregister`. `labels` distinguish
-    several communicators of a process. ValueError if the registry has the same metrics already.
+    the communicators of one process. ValueError if the registry already has the same metrics.
     """
     collector = CommunicatorCollector(communicator, **labels)
     registry.register(collector)

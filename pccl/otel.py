@@ -1,4 +1,4 @@
-"""A communicator's ops and group calls for OpenTelemetry (the extra `otel`): spans and metrics.
+"""Exports a communicator's ops and group calls to OpenTelemetry as spans and metrics (needs the extra `otel`).
 
 import pccl.otel
 
@@ -6,8 +6,8 @@ exporter = pccl.otel.export(comm)
 ...
 exporter.close()
 
-A thread reads the flight recorder every few seconds, so ops do not wait for it. Ops that the recorder has dropped by
-then (it holds 4096) are not exported, and neither is an op whose provider raises.
+A thread reads the flight recorder every few seconds, so the export never delays ops. An op is not exported if the
+recorder, which holds 4096 ops, has dropped it by then, or if a provider raises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:
 logger = logging.getLogger("pccl")
 
 OVERLAP_NS = 2 * 10**9
-"""Overlap of two readings: engine threads note an op's end a little late."""
+"""The overlap of two readings, since engine threads record the end of an op slightly late."""
 INTERVAL_S_MAX = 1e9
 MILESTONES = {
     "first byte sent": "first_sent_ns",
@@ -46,7 +46,7 @@ MILESTONES = {
 class Exporter:
     """Exports a communicator's ops and group calls every `interval` seconds, until `close`.
 
-    Without providers, those that the program has set are used. Close it before the communicator."""
+    The default providers are those that the program has set. Close the exporter before the communicator."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Exporter:
         meter_provider: MeterProvider | None = None,
         interval: float = 5.0,
     ) -> None:
-        """PCCLError INVALID_ARGUMENT."""
+        """Start the export. PCCLError INVALID_ARGUMENT for a wrong argument."""
         given: Any = communicator
         seconds: Any = interval
         if not isinstance(given, CommunicatorBase):
@@ -69,10 +69,10 @@ class Exporter:
         meter = metrics.get_meter("pccl", meter_provider=meter_provider)
         self._ops = meter.create_counter("pccl.ops", "{op}", "Ops that have ended.")
         self._bytes = meter.create_counter("pccl.op.bytes", "By", "Payload of ops that have ended.")
-        self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from the launch of an op to its end.")
-        self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of group calls.")
+        self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from an op's launch to its end.")
+        self._calls = meter.create_histogram("pccl.call.duration", "s", "Duration of group calls.")
         self._seen: set[Any] = set()
-        """Ops and calls of the last readings that were exported."""
+        """The exported ops and calls that the next reading may contain."""
         self._since_ns = 0
         self._reading = threading.Lock()
         self._closed = threading.Event()
@@ -80,7 +80,7 @@ class Exporter:
         self._thread.start()
 
     def flush(self) -> None:
-        """Export finished ops and calls, if the communicator is connected. Raises the exceptions of the providers."""
+        """Export finished ops and calls if the communicator is connected. Exceptions from the providers propagate."""
         with self._reading:
             try:
                 recording = self._communicator.flight_recorder(self._since_ns)
@@ -89,7 +89,7 @@ class Exporter:
             self._export(recording)
 
     def close(self) -> None:
-        """Export the rest, and end. Call it before the communicator is closed; further calls have no effect."""
+        """Export the rest and stop. Call it before the communicator is closed; further calls have no effect."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
@@ -103,7 +103,7 @@ class Exporter:
                 is_refused = False
             except Exception as error:  # raised by a provider
                 if not is_refused:
-                    logger.warning("an export to OpenTelemetry failed; pccl retries: %r", error)
+                    logger.warning("an export to OpenTelemetry failed; pccl will retry: %r", error)
                 is_refused = True
 
     def _export(self, recording: Recording) -> None:

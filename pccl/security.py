@@ -1,4 +1,4 @@
-"""Checks of token, encryption and TLS, which default to the environment, and warnings where they are missing."""
+"""Checks of token, encryption and TLS settings, which default to the environment, and warnings if they are missing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pccl.runtime.network import addresses, handshake
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
 ENCRYPT_VARIABLE = "PCCL_ENCRYPT"
-"""1 makes peers encrypt what they send to each other; 0, empty or absent does not."""
+"""If 1, peers encrypt the traffic between them; if 0, empty or unset, they do not."""
 CA_VARIABLE = "PCCL_TLS_CA"
-"""A file of certificates. The master must show one that they have signed."""
+"""A file of CA certificates. One of them must have signed the master's certificate."""
 CERT_VARIABLE = "PCCL_TLS_CERT"
 KEY_VARIABLE = "PCCL_TLS_KEY"
-"""A peer's own certificate and key, for a master that asks for one."""
+"""A peer's own certificate and key, for a master that requires client certificates."""
 
 
 def token(argument: str | None, func_name: str) -> str:
-    """Return the run's shared secret, "" if there is none. INVALID_ARGUMENT if it is not text."""
+    """Return the run's shared secret, or "" if there is none. INVALID_ARGUMENT if it is not text."""
     found = os.environ.get(TOKEN_VARIABLE, "") if argument is None else argument
     if not isinstance(found, str):
         raise invalid(func_name, f"the token must be a str, not {type(found).__name__}")
@@ -31,7 +31,7 @@ def token(argument: str | None, func_name: str) -> str:
 
 
 def encryption(argument: Any, token: str, func_name: str) -> bool:
-    """Return whether peers encrypt what they send to each other. INVALID_ARGUMENT if they should and cannot."""
+    """Return whether peers encrypt traffic between them. INVALID_ARGUMENT if they should but cannot."""
     origin = "encrypt=True"
     if argument is None:
         text = os.environ.get(ENCRYPT_VARIABLE, "").strip()
@@ -58,8 +58,8 @@ def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
 
 
 def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
-    """Return the TLS context for the connection to the master, from the argument or the files that the environment
-    names; None without TLS. INVALID_ARGUMENT."""
+    """Return the TLS context for the connection to the master, from the argument or from the files named in the
+    environment, or None without TLS. INVALID_ARGUMENT if the files cannot be used."""
     ca = os.environ.get(CA_VARIABLE)
     if argument is not None or not ca:
         return checked_context(argument, func_name)
@@ -78,15 +78,15 @@ def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContex
 
 
 class ExposedWarning(UserWarning):
-    """A run can be reached, and joined or read, by others than its peers."""
+    """Hosts other than a run's peers can reach the run and join or read it."""
 
 
 def warn_if_shown(host: str, stacklevel: int) -> None:
-    """Warn if the page of a run, which has no authentication, is on an address that others may reach."""
+    """Warn if the status page, which has no authentication, is served at an address that other hosts may reach."""
     if not addresses.is_loopback(host):
         text = (
-            f"the page of the run is shown on {host or 'every interface'}: every host that reaches it can read the "
-            f"peers' names and addresses, and the log. Use a loopback address and a tunnel, or a proxy with "
+            f"the status page is served on {host or 'every interface'}: every host that reaches it can read the "
+            f"peers' names and addresses, and the log. Use a loopback address with a tunnel, or a proxy with "
             f"authentication."
         )
         warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)
@@ -96,7 +96,7 @@ _has_warned = False
 
 
 def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
-    """Warn, once a process, if pccl listens without a token on a public address (empty: every interface)."""
+    """Warn, once per process, if pccl listens without a token on a public address ("" means every interface)."""
     global _has_warned
     if token or _has_warned:
         return
@@ -105,7 +105,7 @@ def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
         _has_warned = True
         text = (
             f"pccl listens on the public address {address} without a token: every host that reaches it can join the "
-            f"run, and read and change its numbers. Give the master and all peers a token (token=, "
+            f"run, and read and change its data. Give the master and all peers a token (token=, "
             f"PCCL_TOKEN, `pccl master --token-file`), or listen on a private address (listen=, `--listen`)."
         )
         warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)

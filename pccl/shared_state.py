@@ -1,6 +1,6 @@
-"""The shared state: named tensors and a revision that all peers of a group keep bit-identical.
+"""The shared state: named tensors and a revision that all peers in a group keep bit-identical.
 
-`Communicator.sync_shared_state` compares it among peers and moves what differs.
+`Communicator.sync_shared_state` compares it across peers and transfers the differences.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ REVISION_MAX = 2**63 - 1
 
 
 class TensorInfo:
-    """One tensor of a shared state. It is held by reference, and a sync writes into it.
+    """One tensor in a shared state. It is held by reference, and a sync writes into it.
 
-    `from_torch` and `from_numpy` make one. With `allow_content_inequality` peers may hold different contents at the
-    same revision; such a tensor is only sent to peers whose revision is behind.
+    Use `from_torch` or `from_numpy` to make one. With `allow_content_inequality`, peers may hold different contents at
+    the same revision; such a tensor is sent only to peers whose revision is behind.
     """
 
     def __init__(self, operand: Operand, name: str, allow_content_inequality: bool) -> None:
@@ -46,7 +46,7 @@ class TensorInfo:
         return cls(resolve(array, f"tensor {name!r}", "TensorInfo.from_numpy"), name, allow_content_inequality)
 
     def state_tensor(self) -> StateTensor:
-        """Return what the transfer works on: the tensor's memory, or a store for one on a device."""
+        """Return the transfer's view of the tensor: its memory, or a store if it is on a device."""
         operand = self._operand
         store = None if operand.device is None else DeviceStore(operand.device, operand.owner, operand.size_bytes)
         data = memoryview(b"") if store is not None else operand.memory()
@@ -65,10 +65,10 @@ class TensorInfo:
 class SharedState:
     """Tensors in a fixed order, with distinct names, and the revision of their contents.
 
-    Advance the contents in the same way on every peer, then the revision: `state.revision += 1`. It is not thread-safe.
+    Every peer makes the same change to the contents, then increments `state.revision`. Not thread-safe.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT without tensors, or with two of one name.
+        PCCLError: INVALID_ARGUMENT if there are no tensors or two have the same name.
     """
 
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
@@ -85,7 +85,7 @@ class SharedState:
 
     @classmethod
     def from_numpy(cls, arrays: Mapping[str, Any]) -> SharedState:
-        """Make a state of a mapping of names to NumPy arrays. PCCLError INVALID_ARGUMENT as `TensorInfo.from_numpy`."""
+        """Make a state from a mapping of names to NumPy arrays. Errors are those of `TensorInfo.from_numpy`."""
         given: Any = arrays
         if not isinstance(given, Mapping):
             what = f"arrays must be a mapping of names to NumPy arrays, not {type(arrays).__name__}"
@@ -94,7 +94,7 @@ class SharedState:
 
     @classmethod
     def from_torch(cls, tensors: Any) -> SharedState:
-        """Make a state of a mapping of names to torch tensors, or of a module's `state_dict()`."""
+        """Make a state from a mapping of names to torch tensors, or from a module's `state_dict()`."""
         if not isinstance(tensors, Mapping):
             if not hasattr(tensors, "state_dict"):
                 what = f"tensors must be a module or a mapping of names to tensors, not {type(tensors).__name__}"
@@ -104,17 +104,17 @@ class SharedState:
 
     @classmethod
     def from_pytree(cls, tree: Any) -> PytreeState:
-        """Make a state of a JAX tree of `jax.Array`s and NumPy arrays. The state has copies of the values.
+        """Make a state from a JAX pytree of `jax.Array`s and NumPy arrays. The state holds copies of the values.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if JAX is not imported, or for a leaf of another kind, on several
-                devices, or of a dtype that cannot be reduced.
+            PCCLError: INVALID_ARGUMENT if JAX is not imported, or if a leaf is of another kind, spans several devices
+                or has a dtype that cannot be reduced.
         """
         return PytreeState(tree)
 
     @property
     def revision(self) -> int:
-        """The number of the contents, in [0, 2**63). In a sync the newest revision wins."""
+        """The revision number of the contents, in [0, 2**63). The newest revision wins a sync."""
         return self._revision
 
     @revision.setter
@@ -122,7 +122,7 @@ class SharedState:
         self._revision = integer_argument("revision", revision, "SharedState.revision", 0, REVISION_MAX)
 
     def push_revision(self) -> int:
-        """Add one to the revision, and return it."""
+        """Add one to the revision and return the new revision."""
         self.revision += 1
         return self._revision
 
@@ -131,9 +131,9 @@ class SharedState:
 
 
 class PytreeState(SharedState):
-    """A shared state of a tree of arrays, with JAX's names of the leaves: `['layer']['w']`. Not thread-safe.
+    """A shared state for a pytree of arrays, named as JAX names the leaves: `['layer']['w']`. Not thread-safe.
 
-    It holds copies of the values. `tree` returns them as new arrays, each of the kind, dtype and device of its leaf:
+    It holds copies of the values. `tree` returns them as new arrays with the kind, dtype and device of their leaves:
 
         state.tree = parameters
         comm.sync_shared_state(state)
@@ -147,11 +147,11 @@ class PytreeState(SharedState):
 
     @property
     def tree(self) -> Any:
-        """The values of the state, as a new tree of new arrays."""
+        """The state's values, as a new tree of new arrays."""
         return self._leaves.tree()
 
     @tree.setter
     def tree(self, tree: Any) -> None:
-        """Copy the values of a tree into the state. INVALID_ARGUMENT, and no change, if structure, shapes or dtypes
-        differ."""
+        """Copy a tree's values into the state. If the structure, shapes or dtypes differ, raise INVALID_ARGUMENT and
+        change nothing."""
         self._leaves.copy_from(tree, lambda what: invalid("PytreeState.tree", what))

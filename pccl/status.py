@@ -1,4 +1,4 @@
-"""The state of a run as its master sees it. `run_status` asks a master without taking part in the run.
+"""The state of a run as seen by its master. `run_status` asks a master without joining the run.
 
 from pccl.status import run_status
 print(run_status("host:48148").totals.ops_committed)
@@ -41,17 +41,17 @@ T = TypeVar("T")
 def run_status(
     address: str, *, token: str | None = None, ssl_context: ssl.SSLContext | None = None, timeout: float | None = 10.0
 ) -> RunStatus:
-    """Ask a master for the state of its run. The run is not affected. Thread-safe.
+    """Ask a master for the state of its run, without affecting the run. Thread-safe.
 
     Args:
-        address: The master's "host:port". Of several, separated by commas, the leading one answers, or any if none
-            leads.
-        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
-        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        timeout: Seconds; None: as long as it takes.
+        address: The master's "host:port". If there are several, separated by commas, the leading master answers, or
+            any of them if none leads.
+        token: The run's shared secret, as for a peer. Default: PCCL_TOKEN in the environment.
+        ssl_context: A TLS context, as for a peer, with the same defaults from the environment.
+        timeout: Seconds; None waits indefinitely.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses;
+        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or the master refuses the request;
             TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     return ask_masters("run_status", address, token, ssl_context, timeout, ask_all)
@@ -66,7 +66,7 @@ def ask_masters(
     request: Callable[..., Awaitable[T]],
     *arguments: Any,
 ) -> T:
-    """Return the result of `request(masters, token, context, timeout_s, *arguments)`. PCCLError as `run_status`."""
+    """Return `request(masters, token, context, timeout_s, *arguments)`. Raise PCCLErrors like `run_status`."""
     limit_s = checked_s(timeout, func_name)
     timeout_s = float("inf") if limit_s is None else limit_s
     secret = security.token(token, func_name)

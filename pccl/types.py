@@ -1,6 +1,6 @@
 """Enumerations and small value types of the public API.
 
-The values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the engine's header.
+`DataType`, `ReduceOp` and `QuantizationAlgorithm` use the values from the engine's header.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ class Result(IntEnum):
     NOT_INITIALIZED = 1
     """The communicator is not connected, was closed, or lives in a forked child."""
     INTERNAL_ERROR = 2
-    """A bug of pccl itself, or a device that has failed."""
+    """A bug in pccl, or a device failure."""
     INVALID_ARGUMENT = 3
-    """A wrong argument, or one that differs from the other peers' for the same op."""
+    """An invalid argument, or one that differs from the other peers' for the same op."""
     INVALID_USAGE = 4
     """A call that cannot succeed here, such as group calls in an order that can never match."""
     TOO_FEW_PEERS = 5
     """This peer is alone in its group."""
     MASTER_CONNECTION_FAILED = 6
-    """The master cannot be reached, refused or evicted this peer, or went away."""
+    """The master cannot be reached, refused or evicted this peer, or was lost."""
     RANK_CONNECTION_FAILED = 7
-    """A link to another peer could not be made."""
+    """A link to another peer could not be established."""
     RANK_CONNECTION_LOST = 8
-    """A peer was lost and the op was aborted on every survivor; `send` is as it was."""
+    """A peer was lost and the op was aborted on every survivor; `send` is unchanged."""
     NO_SHARED_STATE_AVAILABLE = 9
     """No peer can provide the shared state."""
     PENDING_ASYNC_OPS = 10
-    """The call needs this peer's own ops to have ended."""
+    """The call requires that none of this peer's ops are in flight."""
     UPDATE_TOPOLOGY_FAILED = 11
-    """Never raised, as the next one: kept for scripts that were written for the reference library."""
+    """Never raised, like TOPOLOGY_OPTIMIZATION_FAILED; kept for scripts written for the reference library."""
     TOPOLOGY_OPTIMIZATION_FAILED = 12
     TIMEOUT = 13
-    """The caller's `timeout=` has passed. An op is aborted on all peers, or was never begun by this one."""
+    """The caller's `timeout=` has passed. The op was aborted on all peers, or this peer never started it."""
     OUTCOME_UNKNOWN = 14
-    """This peer has cancelled an op that the others may have committed; `send` is as it was."""
+    """This peer has cancelled an op that the other peers may have committed; `send` is unchanged."""
 
 
 class Attribute(Enum):
-    """Facts of the installed view that `Communicator.get_attribute` returns."""
+    """Facts about the installed view that `Communicator.get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = "global_world_size"
-    """Accepted peers of all groups."""
+    """The number of accepted peers in all groups."""
     LOCAL_WORLD_SIZE = "local_world_size"
-    """Accepted peers of this communicator's own group."""
+    """The number of accepted peers in this communicator's group."""
     NUM_DISTINCT_PEER_GROUPS = "num_distinct_peer_groups"
-    """Groups that have accepted peers."""
+    """The number of groups that have accepted peers."""
     LARGEST_PEER_GROUP_WORLD_SIZE = "largest_peer_group_world_size"
-    """Accepted peers of the largest group."""
+    """The number of accepted peers in the largest group."""
 
 
 class ReduceOp(IntEnum):
@@ -66,14 +66,14 @@ class ReduceOp(IntEnum):
 
     SUM = 0
     AVG = 1
-    """The sum divided by the world size. Integers are rounded to minus infinity, as by NumPy's `//`."""
+    """The sum divided by the world size. Integers are rounded toward minus infinity, as by NumPy's `//`."""
     PROD = 2
     MAX = 3
     MIN = 4
 
 
 class Collective(IntEnum):
-    """The kinds of ops, with the engine's numbers for them."""
+    """The kinds of ops, numbered as in the engine."""
 
     ALL_REDUCE = 0
     ALL_GATHER = 1
@@ -88,17 +88,17 @@ class Collective(IntEnum):
 
 
 class ReduceAlgorithm(IntEnum):
-    """The path of an op's elements in a group of W peers."""
+    """How an op's elements travel in a group of W peers."""
 
     RING = 0
-    """Elements go from neighbour to neighbour in a ring, in 2 (W - 1) steps. Quantized, a value is rounded W times."""
+    """Neighbours in a ring exchange elements in 2 (W - 1) steps. With quantization, a value is rounded W times."""
     DIRECT = 1
-    """Elements go between all pairs, in 2 steps. Quantized, a value is rounded twice. It needs a link between every two
-    peers; groups of up to 16 make them where the network allows it."""
+    """All pairs of peers exchange elements in 2 steps. With quantization, a value is rounded twice. It needs a link
+    between every two peers; groups of up to 16 peers establish these links where the network permits."""
 
 
 class DistributionHint(Enum):
-    """The expected distribution of values. Accepted for scripts of the reference library, and not used."""
+    """The expected distribution of values. Accepted but ignored, for scripts written for the reference library."""
 
     NONE = "none"
     NORMAL = "normal"
@@ -110,26 +110,26 @@ class QuantizationAlgorithm(IntEnum):
 
     NONE = 0
     MIN_MAX = 1
-    """Blocks of codes between their least and their greatest element."""
+    """Encode blocks of elements as codes between the block's minimum and maximum."""
     ZERO_POINT_SCALE = 2
-    """Blocks of codes whose range includes 0, which is exact."""
+    """Encode blocks of elements as codes whose range includes 0; zeros stay exact."""
     CAST = 3
-    """Each element as a 16-bit float."""
+    """Send each element as a 16-bit float."""
 
 
 class SharedStateSyncStrategy(Enum):
-    """A peer's part in a `sync_shared_state`."""
+    """A peer's role in a `sync_shared_state`."""
 
     ENFORCE_POPULAR = "enforce_popular"
-    """The peer votes for its own state. It sends that if it is elected, and is overwritten if not."""
+    """The peer votes for its own state. If that state is elected, the peer sends it; otherwise it is overwritten."""
     RECEIVE_ONLY = "receive_only"
-    """The peer neither votes nor sends: it takes whatever is elected."""
+    """The peer neither votes nor sends; it receives the elected state."""
     SEND_ONLY = "send_only"
-    """The peer votes and is never overwritten: the call fails in the whole group if another state is elected."""
+    """The peer votes and is never overwritten; if another state is elected, the call fails in the whole group."""
 
 
 class DataType(IntEnum):
-    """The types of elements that can be reduced. FLOAT has 32 bits, DOUBLE 64."""
+    """The element types that can be reduced. FLOAT has 32 bits, DOUBLE 64."""
 
     UINT8 = 0
     INT8 = 1
@@ -148,7 +148,7 @@ class DataType(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element."""
+        """The size of one element in bytes."""
         return _ITEM_BYTES[self]
 
     @property
@@ -158,7 +158,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_numpy_dtype(cls, dtype: Any) -> DataType:
-        """Return the type of a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. ValueError if there is none."""
+        """Return the type for a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. ValueError if there is none."""
         import numpy as np
 
         dtype = np.dtype(dtype)
@@ -173,7 +173,7 @@ class DataType(IntEnum):
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
-        """Return the NumPy dtype. For BFLOAT16 that is the one of `ml_dtypes`; TypeError if it is not installed."""
+        """Return the NumPy dtype, for BFLOAT16 that of `ml_dtypes`. TypeError if `ml_dtypes` is not installed."""
         import numpy as np
 
         if self is DataType.BFLOAT16:
@@ -187,7 +187,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
-        """Return the type of a torch dtype. ValueError if there is none."""
+        """Return the type for a torch dtype. ValueError if there is none."""
         return cls._from_name(str(dtype).removeprefix("torch."), str(dtype))
 
     @classmethod
@@ -208,14 +208,14 @@ _NUMPY_NAMES = {dtype: dtype.name.lower() for dtype in DataType} | {
     DataType.FLOAT64: "float64",
 }
 _FROM_NUMPY: dict[Any, DataType] = {}
-"""A cache by NumPy dtype, whose name is slow to get."""
+"""A cache by NumPy dtype, because getting a dtype's name is slow."""
 _FROM_NUMPY_NAME = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
 _ITEM_BYTES = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceOperandDescriptor:
-    """The type and the expected distribution of an op's elements. The type must be that of the arrays."""
+    """The type and expected distribution of an op's elements. The type must match the arrays."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -230,21 +230,20 @@ _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
-    """How float tensors are encoded for the network, in fewer bits. docs/collectives.md has error bounds and advice.
+    """How to encode float tensors in fewer bits for the network. docs/collectives.md has error bounds and advice.
 
-    All peers of an op give the same, except for `stochastic` and `seed`.
+    The options of an op must be the same on all peers, except for `stochastic` and `seed`.
 
     Args:
-        quantized_datatype: UINT8 or INT8, UINT16 or INT16 for MIN_MAX and ZERO_POINT_SCALE; FLOAT16 or BFLOAT16 for
-            CAST.
+        quantized_datatype: FLOAT16 or BFLOAT16 for CAST; otherwise UINT8, INT8, UINT16 or INT16.
         algorithm: MIN_MAX, ZERO_POINT_SCALE or CAST; NONE turns quantization off.
-        block_size: Elements that share a scale; 0 is 64 with 4 bits and 256 otherwise. CAST has no blocks.
-        bits: Bits of a code: 4 with an 8-bit datatype, else the width of the datatype, which is the default.
-        stochastic: Round to one of the two neighbours at random, so that errors average out over many ops.
-        seed: A number in [0, 2**64) that the random choices depend on.
+        block_size: Elements that share a scale; 0 means 64 with 4 bits and 256 otherwise. CAST has no blocks.
+        bits: Bits per code. The default is the width of the datatype; 4 is possible with an 8-bit datatype.
+        stochastic: Round up or down at random, so that errors average out over many ops.
+        seed: A number in [0, 2**64) that seeds the random choices.
 
     Raises:
-        ValueError: the combination is not in the table of docs/collectives.md.
+        ValueError: the combination is not in the table in docs/collectives.md.
     """
 
     quantized_datatype: DataType = DataType.UINT8
@@ -279,24 +278,24 @@ class QuantizationOptions:
         object.__setattr__(self, "bits", bits)
         if is_cast:
             if self.block_size != 0:
-                raise ValueError(f"block_size {self.block_size}: CAST has no blocks, leave it 0")
+                raise ValueError(f"block_size {self.block_size}: CAST has no blocks, so it must be 0")
             return
         block_size = self.block_size or _BLOCK_SIZES[bits]
         if not 8 <= block_size <= QUANTIZATION_BLOCK_MAX:
             raise ValueError(f"block_size {block_size}: must be from 8 to {QUANTIZATION_BLOCK_MAX} elements")
         if bits == 4 and block_size % 2 == 1:
-            raise ValueError(f"block_size {block_size}: must be even with 4 bits, which travel in pairs")
+            raise ValueError(f"block_size {block_size}: must be even, since 4-bit codes are packed in pairs")
         object.__setattr__(self, "block_size", block_size)
 
     def check_tensor(self, dtype: DataType) -> None:
-        """Raise ValueError if tensors of this type cannot be quantized so."""
+        """Raise ValueError if these options cannot quantize tensors of this type."""
         if self.algorithm is QuantizationAlgorithm.NONE:
             return
         if not dtype.is_float:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             to = self.quantized_datatype.name
-            raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller: use MIN_MAX or no quantization")
+            raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller; use MIN_MAX or no quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,28 +303,28 @@ class ReduceDescriptor:
     """An all_reduce without its arrays, for `ReduceOpDescriptor`. See `Communicator.all_reduce`."""
 
     count: int
-    """Elements to reduce: the first of the arrays."""
+    """The number of elements to reduce, from the start of the arrays."""
     op: ReduceOp
     tag: int = 0
-    """The number that pairs the ops of several peers, in [0, 2**63)."""
+    """A number in [0, 2**63) that matches the op across peers."""
     operand_descriptor: ReduceOperandDescriptor | None = None
     quantization_options: QuantizationOptions = field(
         default_factory=lambda: QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
     )
     algorithm: ReduceAlgorithm | None = None
-    """None chooses by size, world size, quantization and measured links."""
+    """None lets pccl choose by size, world size, quantization and measured links."""
     step: int | None = None
-    """The caller's count of its steps, the same on all peers, or None on all."""
+    """The caller's step count, which must be the same on all peers, or None on all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The peers of a group in one view. Ranks change with every join and loss, a peer's number never."""
+    """The peers of a group in one view. Ranks change with every join and loss; a peer's number never changes."""
 
     rank: int
     """This peer's rank, from 0."""
     peers: tuple[int, ...]
-    """The numbers of the peers, by rank."""
+    """The peers' numbers, by rank."""
 
     @property
     def world_size(self) -> int:
@@ -342,16 +341,16 @@ def _kind_of(array: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
-    """The result of a committed all_reduce on this peer. Bytes are payload, without frame headers."""
+    """The result of a committed all_reduce on this peer. Byte counts are payload without frame headers."""
 
     local_world_size: int
-    """The number of peers whose contribution is in the result."""
+    """The number of peers that contributed to the result."""
     tx_bytes: int
     rx_bytes: int
     membership: Membership | None = field(default=None, compare=False)
-    """These peers, and this peer's rank among them. None for several ops whose peers were not the same."""
+    """These peers, and this peer's rank among them. None for several ops with different peers."""
     array: Any = field(default=None, compare=False)
-    """The result as a new array, if `send` is a `jax.Array` without `recv`."""
+    """The result as a new array, if `send` was a `jax.Array` and `recv` was left out."""
 
     def __repr__(self) -> str:
         shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
@@ -366,14 +365,14 @@ class ReduceInfo:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveInfo:
-    """The result of another committed collective on this peer. Bytes are payload, without frame headers."""
+    """The result of any other committed collective on this peer. Byte counts are payload without frame headers."""
 
     membership: Membership
     """The peers that took part, and this peer's rank among them."""
     tx_bytes: int
     rx_bytes: int
     array: Any = None
-    """The array with the result: the given one, or a new one of the same kind as the input. None after a barrier."""
+    """The array that holds the result: the caller's, or a new one of the input's kind. None after a barrier."""
 
     def __repr__(self) -> str:
         shown = f"membership={self.membership!r}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
@@ -390,7 +389,7 @@ class CollectiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """The result of a `sync_shared_state` on this peer. Bytes are tensor contents, without digests and headers."""
+    """The result of a `sync_shared_state` on this peer. Byte counts are tensor contents without digests and headers."""
 
     tx_bytes: int
     rx_bytes: int

@@ -1,7 +1,7 @@
-"""The `pccl` command. One module per subcommand; each imports what it needs when it runs, so that help comes at once.
+"""The `pccl` command. Each subcommand has a module, which imports what it needs only when it runs: help is instant.
 
-A subcommand's module has `add_parser(subparsers)`, which ends in `set_defaults(run=run)`, and `run(arguments) -> int`,
-whose result is the exit code.
+A module has `add_parser(subparsers)`, which ends with `set_defaults(run=run)`, and `run(arguments) -> int`, which
+returns the exit code.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
 from pccl.cli.output import OutputError, show
 
 COMPLETION = """\
-Prints a script that makes a shell complete pccl's commands, options and their values.
+Prints a script with which a shell completes pccl's commands, options and option values.
 
   bash   pccl completion bash > ~/.local/share/bash-completion/completions/pccl
   zsh    pccl completion zsh > "${fpath[1]}/_pccl"
   fish   pccl completion fish > ~/.config/fish/completions/pccl.fish
 
-A new shell uses it. Run it again when pccl is updated.
+New shells use the script. Run the command again after updating pccl.
 """
 
 
 class _Subparser(argparse.ArgumentParser):
-    """Rejects unknown arguments itself, so that the usage in the error is that of the subcommand."""
+    """Rejects unknown arguments itself, so that the error shows the subcommand's usage."""
 
     def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
         namespace, unknown = super().parse_known_args(*arguments, **more)
@@ -40,8 +40,8 @@ class _Subparser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="pccl",
-        description="Fault-tolerant peer-to-peer collective communication: tools for the command line.",
-        allow_abbrev=False,  # what a launched script is given passes through this parser, too
+        description="Command-line tools for fault-tolerant peer-to-peer collective communication.",
+        allow_abbrev=False,  # a launched script's arguments pass through this parser, too
     )
     result.add_argument("--version", action="version", version=f"pccl {__version__}")
     subparsers = result.add_subparsers(metavar="COMMAND", required=True, parser_class=_Subparser)
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         description=COMPLETION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to complete")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print a script for")
     completion.set_defaults(run=_complete)
     return result
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Drop the content of the buffer, which the interpreter would write again at its end."""
+    """Drop the buffered output, which the interpreter would otherwise write again at exit."""
     if sys.stdout is not None:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Types of command-line arguments that several subcommands share."""
+"""Types for command-line arguments that several subcommands share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add_master(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         nargs="?",
         default=os.environ.get("PCCL_MASTER") or DEFAULT_MASTER,
-        help="the master's address, or several with commas between (default: PCCL_MASTER, else " + DEFAULT_MASTER + ")",
+        help="the master's address, or several separated by commas (default: PCCL_MASTER, else " + DEFAULT_MASTER + ")",
     )
 
 
@@ -76,7 +76,7 @@ def token_of(arguments: argparse.Namespace) -> str | None:
 
 
 def token_in(path: str) -> str:
-    """Return the token in a file, without the white space around it. OSError or ValueError, which name the file."""
+    """Return the token in a file, without surrounding white space. OSErrors and ValueErrors name the file."""
     with open(path, encoding="utf-8") as file:
         token = file.read().strip()
     if not token:
@@ -85,7 +85,7 @@ def token_in(path: str) -> str:
 
 
 def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of a list whose parts `parse` understands."""
+    """Return the argument type of a comma-separated list whose items `parse` accepts."""
 
     def parse_all(text: str) -> list[T]:
         try:
@@ -107,7 +107,7 @@ def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
 
 
 class PlanOptions:
-    """Adds options that are fields of a tool's plan. Each has the field's default, and its type unless one is given."""
+    """Adds options for the fields of a tool's plan, with the field's default and, unless one is given, its type."""
 
     def __init__(self, parser: argparse.ArgumentParser, plan: type[msgspec.Struct]) -> None:
         self._parser = parser
@@ -128,5 +128,5 @@ class PlanOptions:
 
 
 def plan_of(arguments: argparse.Namespace, plan: type[PlanT], **more: Any) -> PlanT:
-    """Return a plan from the options that are named like its fields, and from `more`."""
+    """Return a plan made from `more` and the options that share a name with its fields."""
     return plan(**{name: value for name, value in vars(arguments).items() if name in plan.__struct_fields__}, **more)

@@ -1,4 +1,4 @@
-"""`pccl bench`: measures all-reduces between local processes next to a raw ring and Gloo, or between hosts."""
+"""`pccl bench`: compares all-reduces between local processes with a raw ring and Gloo, or measures between hosts."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = """\
-Reduces tensors between processes of this machine and compares with a raw ring, which moves the same bytes with plain
-sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
-is bytes / time, bus bandwidth is that times 2(W-1)/W, as in nccl-tests. --collective measures other collectives than
-all_reduce; their size is that of the larger array. With --master the peers are this host and others: start
+Reduces tensors between processes on this machine and compares pccl with a raw ring, which moves the same bytes with
+plain sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth is bytes /
+time; bus bandwidth is algorithm bandwidth times 2(W-1)/W, as in nccl-tests. --collective measures other collectives
+than all_reduce; their size is that of the larger array. With --master, the peers are on several hosts: start
 `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
 
-The parts of a LIST are separated by commas; all combinations are measured. Options that do not vary are in the title.
+The items of a LIST are separated by commas; all combinations are measured. Options that do not vary are in the title.
 """
 EPILOG = """\
 quantizations, with --quantize:
   none
-  min-max[:TYPE]           blocks of codes between their least and greatest element
+  min-max[:TYPE]           blocks of codes between the block's minimum and maximum
   zero-point-scale[:TYPE]  blocks of codes whose range includes 0
                            TYPE: uint8 (default), int8, uint16, int16, uint4, int4
-                           more: :block=N elements that share a scale
+                           also :block=N, the number of elements that share a scale
   cast:bfloat16            16-bit floats; also cast:float16
   any of them with         :stochastic rounding, and its :seed=N
   for example              --quantize none,min-max,zero-point-scale:int4:block=128,cast:bfloat16
 
 in the table:
-  % of raw   of the raw ring's speed
-  Gloo/pccl  Gloo's median divided by pccl's: above 1 pccl is faster
-  scratch    the most memory in use by one rank's ops beyond the user's arrays (--memory)
+  % of raw   pccl's speed relative to the raw ring's
+  Gloo/pccl  Gloo's median divided by pccl's; above 1, pccl is faster
+  scratch    the peak memory that one rank's ops use beyond the user's arrays (--memory)
 """
 
 
@@ -64,48 +64,46 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option = parser.add_argument
     option(
-        "--master", metavar="HOST:PORT", help="be one peer of this master's run; --peers is the number of all its peers"
+        "--master", metavar="HOST:PORT", help="join this master's run as one peer; --peers is the total number of peers"
     )
     option("--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="numbers of peers (default: 2,4)")
     collectives = listed(one_of({name: name for name in COLLECTIVES}))
     help_text = f"{', '.join(COLLECTIVES)} (default: all_reduce)"
     option("--collective", dest="collectives", type=collectives, default=[ALL_REDUCE], metavar="LIST", help=help_text)
-    help_text = "sizes of the arrays of a rank (default: 4KiB,1MiB,64MiB)"
+    help_text = "sizes of each rank's arrays (default: 4KiB,1MiB,64MiB)"
     sizes = [4 << 10, 1 << 20, 64 << 20]
     option("--sizes", dest="sizes_bytes", type=listed(parse_bytes), default=sizes, metavar="LIST", help=help_text)
-    help_text = "numbers of concurrent tensors that a size is cut into (default: 1)"
+    help_text = "numbers of concurrent tensors to split each size into (default: 1)"
     option("--tensors", type=listed(positive), default=[1], metavar="LIST", help=help_text)
-    option("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: %(default)s)")
-    help_text = "connections of each link; 0 is the library's choice (default: 0)"
+    option("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    help_text = "connections per link; 0 lets the library choose (default: 0)"
     option("--connections", type=listed(natural), default=[0], metavar="LIST", help=help_text)
     help_text = "quantizations, see below; baselines stay unquantized (default: none)"
     option(
         "--quantize", dest="quantizations", type=listed(_quantization), default=["none"], metavar="LIST", help=help_text
     )
     algorithms = listed(one_of({name: name for name in ALGORITHMS}))
-    help_text = "auto, ring, direct; auto is the library's choice (default: auto)"
+    help_text = "auto, ring, direct; auto lets the library choose (default: auto)"
     option("--algorithm", dest="algorithms", type=algorithms, default=["auto"], metavar="LIST", help=help_text)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", action="store_true", default=True, help="the result replaces the input (default)")
-    help_text = "the result goes into another array; baselines still work in place"
+    help_text = "the result goes to a separate array; baselines still work in place"
     place.add_argument("--out-of-place", action="store_false", dest="in_place", help=help_text)
     against = listed(one_of({"gloo": GLOO, "raw-ring": RAW_RING}))
     help_text = (
         "gloo: also measure torch's Gloo, on the same arrays in the same processes; needs torch. raw-ring: also "
-        "measure the raw ring with --master. With --master each opens ports of its own"
+        "measure the raw ring with --master. With --master, each opens its own ports"
     )
     option("--against", type=against, default=[], metavar="LIST", help=help_text)
-    option(
-        "--memory", action="store_true", help="also print the engine's peak memory of any rank beyond the user's arrays"
-    )
-    option("--encrypt", action="store_true", help="encrypt between peers. With --master the token is PCCL_TOKEN")
-    help_text = "timed iterations of each case (default: 20)"
+    option("--memory", action="store_true", help="also print the peak memory of a rank's ops beyond the user's arrays")
+    option("--encrypt", action="store_true", help="encrypt between peers; with --master, the token is PCCL_TOKEN")
+    help_text = "timed iterations per case (default: 20)"
     option("--iterations", type=positive, default=20, metavar="N", help=help_text)
-    option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)")
-    help_text = "seconds before each iteration, as between outer steps, not timed (default: 0)"
+    option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before those (default: 3)")
+    help_text = "untimed pause before each iteration, as between outer steps (default: 0)"
     option("--pause", dest="pause_s", type=seconds, default=0.0, metavar="S", help=help_text)
     add_output_options(parser, plots="time and bus bandwidth against size")
-    help_text = "instead: reduce 16 MiB with 3 peers in a loop, kill one, and print the cost to the others"
+    help_text = "instead, reduce 16 MiB in a loop with 3 peers, kill one, and print the cost to the others"
     option("--kill", action="store_true", help=help_text)
     parser.set_defaults(run=run)
 
@@ -118,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> bool:
     from pccl.tools.bench.report import BenchReport, draw_plot, kill_table, print_table, rows_table, this_machine
 
     if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
-        raise ToolError("with --master give one number of --peers, and not --kill")
+        raise ToolError("--master needs a single number for --peers and cannot be used with --kill")
     check_outputs(arguments.json, arguments.plot)
     console = console_for(arguments.json)
     if arguments.kill:
@@ -141,7 +139,7 @@ def _measure(plan: Plan, master: str | None, console: Console) -> list[Row]:
     from pccl.tools.bench.peer import measure_as_one_peer
 
     rows = []
-    # The master runs in this process: a spinner at the usual rate would be measured too.
+    # The master runs in this process, so a spinner at the usual rate would affect the measurement.
     with console.status("measuring", refresh_per_second=1) as status:
         for row in measure(plan) if master is None else measure_as_one_peer(plan, master):
             rows.append(row)
@@ -154,7 +152,7 @@ def _measure_kill(arguments: argparse.Namespace) -> KillReport:
     from pccl.tools.bench.report import KillPlan
 
     if len(arguments.connections) > 1:
-        raise ToolError("with --kill give one number of --connections")
+        raise ToolError("--kill needs a single number for --connections")
     if arguments.against or arguments.memory or arguments.plot is not None:
         raise ToolError("--kill does not take --against, --memory or --plot")
     count = arguments.iterations

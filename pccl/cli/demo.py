@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DESCRIPTION = """\
-Starts a master and several peers as processes of this machine. Each trains the same byte-level language model on its
-own shard of the Python standard library's sources, with DiLoCo: many local AdamW steps, then one all-reduce of what
-they changed, then an outer Nesterov step. On the way one peer is killed in the middle of an all-reduce, and later a
-new one joins and receives the shared state from the others.
+Starts a master and several peers as processes on this machine. Each peer trains the same byte-level language model on
+its own shard of the Python standard library's sources, with DiLoCo: many local AdamW steps, then one all-reduce of
+their changes, then an outer Nesterov step. During the run, one peer is killed in the middle of an all-reduce, and
+later a new one joins and receives the shared state from the others.
 
-It takes about 15 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
+This takes about 15 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
 
-Exit code 0 if the loss fell clearly below the text's unigram entropy (or, in runs of less than 100 inner steps, below
-the initial loss), all survivors hold the same bytes, and the kill and the join went as planned; 1 if not; 130 after
-Ctrl-C, which ends all processes.
+The exit code is 0 if the loss fell clearly below the text's unigram entropy (or, in runs with fewer than 100 inner
+steps, below the initial loss), all survivors hold the same bytes, and the kill and the join went as planned; otherwise
+1, or 130 after Ctrl-C, which ends all processes.
 """
 
 
@@ -35,9 +35,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option = PlanOptions(parser, Plan)
     option("--peers", "peers at the start", metavar="N")
-    option("--steps", "outer steps of the run", metavar="N")
-    option("--inner-steps", "inner steps of each peer in an outer step", metavar="N")
-    option("--seed", "seed of everything that is random", metavar="S")
+    option("--steps", "number of outer steps", metavar="N")
+    option("--inner-steps", "inner steps per outer step, on each peer", metavar="N")
+    option("--seed", "seed for all random choices", metavar="S")
     option("--kill", "kill the last peer after a third of the steps")
     option("--join", "let a new peer join after two thirds of the steps")
     option("--quantize", "send the all-reduces as 8-bit integers", choices=("none", "min-max", "zero-point"))
@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--context", "bytes of text that the model sees", metavar="N")
     option("--hidden", "width of the model's hidden layers", metavar="N")
     option("--step-timeout", "give up if no step ends for this long", dest="step_timeout_s", metavar="SECONDS")
-    help_text = "show the run to browsers there while it goes on (default: not; without HOST:PORT at a free port)"
+    help_text = "serve the status page at this address during the run (default: off; without HOST:PORT, at a free port)"
     parser.add_argument("--http", nargs="?", const="127.0.0.1:0", metavar="HOST:PORT", help=help_text)
     add_output_options(parser, plots="the loss against steps and bytes")
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""`pccl doctor`: finds problems that keep this host from taking part in a run."""
+"""`pccl doctor`: finds problems that keep this host from joining a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MARKS = {"ok": "ok", "warning": "!!", "failed": "FAILED"}
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "doctor",
-        help="find out why a host cannot take part in a run",
-        description="Checks the path from this host to a master and back: the answer at its address, versions, clocks, "
-        "packets of full size, round trip and bandwidth, whether the master's host reaches a peer here, and whether "
-        "the peers of the run are reached; then this host's limits. Prints a remedy for each problem. Run it where a "
-        "peer is to run, with that peer's environment. The run continues. Exits with 1 if a check has failed, else "
-        "with 0.",
+        help="find out why a host cannot join a run",
+        description="Checks the path from this host to a master and back: whether the master answers, versions, "
+        "clocks, full-size packets, round trip and bandwidth, whether the master's host can reach a peer here, and "
+        "whether this host can reach the run's peers; then this host's limits. Prints a remedy for each problem. Run "
+        "it on the host of a future peer, with that peer's environment. The run continues. The exit code is 1 if a "
+        "check has failed, else 0.",
     )
     add_master(parser)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    help_text = "the address of a peer here, which the master's host dials (default: PCCL_LISTEN, else any port)"
+    help_text = "a peer's address on this host, which the master's host dials (default: PCCL_LISTEN, else any port)"
     parser.add_argument("--listen", metavar="HOST:PORT", help=help_text)
-    help_text = "the address that others would dial (default: PCCL_ADVERTISE, else the one that the master sees)"
+    help_text = "the address that other peers would dial (default: PCCL_ADVERTISE, else the one that the master sees)"
     parser.add_argument("--advertise", metavar="HOST[:PORT]", help=help_text)
     add_token_file(parser)
     parser.set_defaults(run=run)

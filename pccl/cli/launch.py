@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DESCRIPTION = """\
-Starts a master and N copies of a Python script on this machine and waits for all of them. Each copy finds in its
-environment
-  PCCL_MASTER                   the master's HOST:PORT, which Communicator() takes
-  RANK, WORLD_SIZE              its number from 0 on, and how many copies there are, on all nodes
-  LOCAL_RANK, LOCAL_WORLD_SIZE  the same of the copies on this machine
-  MASTER_ADDR, MASTER_PORT      where rank 0 of a torch.distributed program opens its store; those of the environment,
-                                if it has them, else a free port of this machine, or of several nodes port 29500 of the
-                                first
+Starts a master and N copies of a Python script on this machine and waits for all of them. Each copy gets these
+environment variables:
+  PCCL_MASTER                   the master's HOST:PORT, which Communicator() uses
+  RANK, WORLD_SIZE              the copy's number, from 0, and the number of copies on all nodes
+  LOCAL_RANK, LOCAL_WORLD_SIZE  the same for the copies on this machine
+  MASTER_ADDR, MASTER_PORT      the address at which rank 0 of a torch.distributed program opens its store. If they are
+                                not set already: a free port on this machine or, with several nodes, port 29500 on the
+                                first node
   PCCL_LAUNCH_INDEX, PCCL_LAUNCH_COUNT  the same as RANK and WORLD_SIZE
 A copy that dies does not end the others unless --fail-fast is given.
 
-Of several machines (--nnodes) each has a launcher with the same -n. Node 0 starts the master, which ends with its own
-copies, at 0.0.0.0:48148 unless --listen says otherwise; the others find it at MASTER_ADDR, or at --master. With
---master on all of them one is used that runs already.
+To use several machines (--nnodes), start a launcher with the same -n on each. Node 0 starts the master, which ends with
+that node's copies, at 0.0.0.0:48148 or at --listen; the others find it at MASTER_ADDR or --master. With --master on all
+nodes, the copies use a master that is already running.
 
-SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the copies; a second Ctrl-C kills them. The exit code is
+SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the copies; a second Ctrl-C kills them. The exit code is
 that of the first copy that failed, or 128 plus the signal's number if a signal ended it. With --tolerate-losses it is 0
-if all copies succeeded but those that a signal from elsewhere has ended, and at least one did.
+if at least one copy succeeded and all others did too or were ended by a signal that the launcher did not send.
 
-The started master asks for the token in PCCL_TOKEN, if the environment has it, and the copies know it from there.
-PCCL_ENCRYPT=1 makes the copies encrypt what they send to each other.
+If PCCL_TOKEN is set, the started master requires that token, and the copies inherit it.
+PCCL_ENCRYPT=1 makes the copies encrypt the traffic between them.
 """
 LISTEN_ALONE = "127.0.0.1:0"
 LISTEN_FOR_NODES = "0.0.0.0:48148"
@@ -46,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [options] [-m] script ...",
-        allow_abbrev=False,  # else an argument of the script that could be several options is an error
+        allow_abbrev=False,  # otherwise a script argument that abbreviates several options would be an error
     )
     option = parser.add_argument
     names = ("-n", "--count", "--nproc-per-node")
@@ -54,30 +54,30 @@ def add_parser(subparsers: Subparsers) -> None:
     option(*names, dest="count", type=positive, default=2, metavar="N", help=help_text)
     help_text = "number of machines with copies (default: NNODES, else 1)"
     option("--nnodes", type=positive, metavar="N", help=help_text)
-    help_text = "this machine's number, from 0 (default: NODE_RANK, or RANK where WORLD_SIZE is the number of nodes)"
+    help_text = "this machine's number, from 0 (default: NODE_RANK, or RANK if WORLD_SIZE is the number of nodes)"
     option("--node-rank", type=natural, metavar="I", help=help_text)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
     help_text = (
-        f"address of the master that is started; 0.0.0.0:48148 lets other machines join (default: {LISTEN_ALONE}, or "
-        f"{LISTEN_FOR_NODES} with --nnodes)"
+        f"address on which the started master listens; 0.0.0.0:48148 lets other machines join (default: "
+        f"{LISTEN_ALONE}, or {LISTEN_FOR_NODES} with --nnodes)"
     )
     where.add_argument("--listen", metavar="HOST:PORT", help=help_text)
-    option("--http", action="store_true", help="serve the page of the run, at an address that is printed")
-    option("--http-at", metavar="HOST:PORT", help="serve the page there")
+    option("--http", action="store_true", help="serve the run's status page and print its address")
+    option("--http-at", metavar="HOST:PORT", help="serve the status page at this address")
     help_text = (
-        "set none of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: for trainers such as "
-        "Accelerate's, which would make one torch.distributed world of all copies"
+        "do not set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, for trainers such as "
+        "Accelerate's that would put all copies into one torch.distributed world"
     )
     option("--no-ranks", action="store_true", help=help_text)
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
-    help_text = "copies that a signal ends, such as SIGKILL, are losses: exit with 0 if all others succeed"
+    help_text = "treat copies ended by a signal, such as SIGKILL, as losses: exit with 0 if all others succeed"
     ends.add_argument("--tolerate-losses", action="store_true", help=help_text)
-    help_text = "time that processes have to end before they are killed (default: %(default)g)"
+    help_text = "time for processes to end before they are killed (default: %(default)g)"
     option("--grace", type=seconds, default=10.0, metavar="SECONDS", help=help_text)
     option("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
-    help_text = "a Python file, or a module's name after -m; all that follows is passed to it"
+    help_text = "a Python file, or a module's name after -m; it gets all arguments that follow"
     option("command", nargs=argparse.PARSER, metavar="script", help=help_text)
     parser.set_defaults(run=run)
 
@@ -101,8 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     http = arguments.http_at or (HTTP if arguments.http else None)
     if http and master is not None:
-        what = "--http shows the run of a master that is started here"
-        print(f"pccl launch: {what}; give it to the one at {master}", file=sys.stderr)
+        what = "--http needs a master that is started here"
+        print(f"pccl launch: {what}; give --http to the master at {master}", file=sys.stderr)
         return 2
     options = LaunchOptions(
         command=(sys.executable, *(["-m"] if arguments.as_module else []), *script_of(arguments)),

@@ -22,51 +22,51 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "master",
         help="run a master",
-        description="Runs a master, which keeps the membership of a run, until Ctrl-C or SIGTERM. "
-        "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL "
-        "(INFO, for instance; default: WARN), for machines with PCCL_LOG_FORMAT=json.",
+        description="Runs a master, which manages the membership of a run, until Ctrl-C or SIGTERM. When ready, it "
+        "prints one line with its address, and with --http another with the page's URL. It logs to stderr at "
+        "PCCL_LOG_LEVEL (such as INFO; default: WARN), and as JSON with PCCL_LOG_FORMAT=json.",
     )
     option = parser.add_argument
-    help_text = "a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)"
+    help_text = "a name, an IPv4 or a bracketed IPv6 address; port 0 picks any free port (default: %(default)s)"
     option("--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN, help=help_text)
-    help_text = "let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)"
+    help_text = "admit only peers that know the token in this file (default: PCCL_TOKEN, if it is set)"
     option("--token-file", metavar="FILE", help=help_text)
-    help_text = "seconds without heartbeat until a peer or the master is lost (default: PCCL_PEER_TIMEOUT, else 5)"
+    help_text = "seconds without a heartbeat after which a peer or the master is lost (default: PCCL_PEER_TIMEOUT or 5)"
     option("--peer-timeout", metavar="SECONDS", type=float, help=help_text)
-    help_text = "threads of each peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)"
+    help_text = "threads per peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)"
     option("--engine-threads", metavar="N", type=int, help=help_text)
     help_text = (
-        "show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs no "
-        "authentication, so use a loopback address (default: not; without HOST:PORT %(const)s)"
+        "serve the run's status at this address: a page (/), JSON (/status.json) and Prometheus metrics (/metrics). "
+        "There is no authentication, so use a loopback address (default: off; without HOST:PORT, %(const)s)"
     )
     option("--http", metavar="HOST:PORT", nargs="?", const=DEFAULT_HTTP, help=help_text)
     help_text = (
-        "further host name of the page, such as a proxy's; repeatable. Requests for other names are refused, except "
-        "/healthz"
+        "additional host name for the page, such as a proxy's; repeatable. Requests for other names are refused, "
+        "except /healthz"
     )
     option("--http-host", metavar="NAME", action="append", default=[], help=help_text)
     help_text = (
-        "addresses of the other masters: start no run, and take over a run that has lost its master and whose peers "
-        "know this address too"
+        "addresses of the other masters. A standby starts no run; it takes over a run that has lost its master if the "
+        "run's peers also know the standby's address"
     )
     option("--standby-of", metavar="HOST:PORT[,...]", default="", help=help_text)
     help_text = (
         "directory for the run's durable state: a restarted master continues the recorded run and rejects peers that "
-        "the run had evicted. One master at a time uses a directory. 'none' uses none (default: PCCL_STATE, else "
-        "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)"
+        "the run had evicted. Only one master at a time can use a directory. 'none' disables it (default: PCCL_STATE, "
+        "else pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)"
     )
     option("--state", metavar="DIR", help=help_text)
     starts = parser.add_mutually_exclusive_group()
     help_text = (
         "auto: continue the recorded run, or start a new one; new: discard the record and start a new run; resume: "
-        "wait for peers of an earlier run for as long as it takes (default: %(default)s)"
+        "wait indefinitely for peers from an earlier run (default: %(default)s)"
     )
     starts.add_argument("--start", choices=("auto", "new", "resume"), default="auto", help=help_text)
     starts.add_argument("--found", dest="start", action="store_const", const="new", help=argparse.SUPPRESS)
     starts.add_argument("--resume", dest="start", action="store_const", const="resume", help=argparse.SUPPRESS)
     option("--tls-cert", metavar="FILE", help="use TLS with peers, with this certificate (PEM)")
-    option("--tls-key", metavar="FILE", help="its key, if that is in another file")
-    help_text = "let in only peers with a certificate that one in this file has signed"
+    option("--tls-key", metavar="FILE", help="the certificate's key, if it is in another file")
+    help_text = "admit only peers whose certificate was signed by one in this file"
     option("--tls-client-ca", metavar="FILE", help=help_text)
     parser.set_defaults(run=run)
 
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context of a master, None without a certificate. ValueError."""
+    """Return the TLS context for a master, or None without a certificate. ValueError if a file cannot be used."""
     if certificate is None:
         if key or client_ca:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert")
@@ -118,7 +118,7 @@ def tls_context(certificate: str | None, key: str | None, client_ca: str | None)
     try:
         context.load_cert_chain(certificate, key)
     except OSError as error:
-        files = f"{certificate} and {key}" if key else f"{certificate} (with the key in it)"
+        files = f"{certificate} and {key}" if key else f"{certificate} (which must also hold the key)"
         raise ValueError(f"no certificate and key in {files}: {error.strerror or error}") from None
     if client_ca is not None:
         try:

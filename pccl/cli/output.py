@@ -1,4 +1,4 @@
-"""Output of the commands."""
+"""Output of the `pccl` commands."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PRINT_S = 1.0
 
 
 class OutputError(Exception):
-    """Standard output cannot be written; the text has the reason."""
+    """Standard output cannot be written to, for the reason in the text."""
 
 
 def failed(command: str, why: object) -> int:
-    """Print why a command has failed, and return its exit code."""
+    """Print why a command failed, and return its exit code."""
     print(f"{command}: {why}", file=sys.stderr)
     return 1
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Print at once. BrokenPipeError or OutputError."""
+    """Print and flush. BrokenPipeError or OutputError."""
     if sys.stdout is None:
         raise OutputError("it is closed")
     try:
@@ -34,7 +34,7 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line, to standard output by default, and continue after PRINT_S if the pipe is full."""
+    """Print a line, by default to standard output. If the pipe is full, stop waiting after PRINT_S."""
     out: TextIO | None = sys.stdout if stream is None else stream
     if out is None:
         return
@@ -48,7 +48,7 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
         with suppress(OSError):
             os.write(fd, f"{line}\n".encode(errors="backslashreplace"))
 
-    # Past the stream's buffer: a thread that waits with its lock aborts the interpreter at its end.
+    # Bypass the stream's buffer: a daemon thread that holds its lock at exit would abort the interpreter.
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     writer.join(PRINT_S)

@@ -1,4 +1,4 @@
-"""`pccl status`: shows the state of a run as its master sees it."""
+"""`pccl status`: shows the state of a run as seen by its master."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "status",
         help="show the state of a run",
-        description="Asks a master for the state of its run: peers, stragglers, waits, links and losses. Takes no part "
-        "in the run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+        description="Asks a master for the state of its run: peers, stragglers, waits, links and losses. It does not "
+        "join the run. If the run uses a token or TLS, it needs a peer's settings (PCCL_TOKEN, PCCL_TLS_CA, "
+        "PCCL_TLS_CERT).",
     )
     add_master(parser)
     option = parser.add_argument
-    help_text = "show it at this interval until Ctrl-C (default: %(const)g), in a pipe one after the other"
+    help_text = "refresh it at this interval until Ctrl-C (default: %(const)g); in a pipe, print it repeatedly"
     option("--watch", metavar="SECONDS", type=interval, nargs="?", const=1.0, help=help_text)
     option("--json", action="store_true", help="print it as one line of JSON")
-    help_text = "for probes: no output, and exit with 0 if the master answers and the next two hold, else with 1"
+    help_text = "for probes: exit silently with 0 if the master answers and --peers and --peer hold, else with 1"
     option("--check", action="store_true", help=help_text)
     help_text = "with --check: at least N peers are in the run"
     option("--peers", metavar="N", type=natural, default=0, help=help_text)
     help_text = (
-        "with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, and "
-        "HOST is enough here"
+        "with --check: a peer with this name is in the run. Peers are named HOST:PID by default; HOST is enough here"
     )
     option("--peer", metavar="NAME", help=help_text)
     add_token_file(parser)
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
-    """Return the condition of `--check` that does not hold, None if all do. A standby may answer too."""
+    """Return which condition of `--check` fails, or None if all hold. The answer may come from a standby."""
     names = [member.name for member in status.members if member.state == "accepted"]
     if len(names) < peers:
         return f"{len(names)} peers are in the run, not {peers}"
@@ -102,7 +102,7 @@ def _print_json(status: RunStatus) -> None:
 def _print(shown: RenderableType) -> None:
     from rich.console import Console
 
-    # To memory: rich would end the process by itself where a pipe is not read.
+    # Render to memory, because rich itself would end the process on a broken pipe.
     memory = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
     Console(file=memory, force_terminal=sys.stdout.isatty()).print(shown)
     memory.seek(0)
@@ -131,8 +131,8 @@ def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
 
 
 def _states(ask: Callable[[], RunStatus]) -> Iterator[RenderableType]:
-    """Yield the state at each request, or after the first one the error of a request. A terminal keeps showing the last
-    state with the error."""
+    """Yield the state at each request or, except for the first request, its error. On a terminal, the error is shown
+    above the last state."""
     from rich.console import Group
     from rich.text import Text
 

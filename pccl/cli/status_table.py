@@ -24,7 +24,7 @@ RATE_OVER_S = 10.0
 
 
 def render(status: RunStatus) -> RenderableType:
-    # As Text, names and reasons from other processes are never taken for markup.
+    # As Text, names and reasons from other processes are never interpreted as markup.
     rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status), *_traffic(status)]
     return Group(
         *_head(status), *_hold(status), *_findings(status), *rings, _peers(status), *_losses(status), *_events(status)
@@ -107,14 +107,14 @@ def _links(status: RunStatus) -> Iterable[Table]:
 
 
 def _traffic(status: RunStatus) -> Iterable[Table]:
-    """Yield the traffic of the directions that send now, the slowest first."""
+    """Yield the traffic of the link directions that are sending now, slowest first."""
     known = [
         (member.peer, link) for member in status.members for link in member.traffic.links if link.tx_bytes_per_s > 0
     ]
     if known:
         known.sort(key=lambda each: each[1].tx_bytes_per_s)
         table = _table("from", "to", title=_titled("Traffic of links", len(known)))
-        for column in ("sends", "rtt now", "least", "resent", "unacked", "sender-lim.", "receiver-lim."):
+        for column in ("sends", "rtt now", "min rtt", "resent", "unacked", "sender-lim.", "receiver-lim."):
             table.add_column(column, justify="right")
         for peer, link in known[:LINKS_SHOWN]:
             table.add_row(
@@ -132,7 +132,7 @@ def _traffic(status: RunStatus) -> Iterable[Table]:
 
 
 def _titled(title: str, count: int) -> str:
-    return f"{title}, the slowest {LINKS_SHOWN} of {count}" if count > LINKS_SHOWN else title
+    return f"{title}, slowest {LINKS_SHOWN} of {count}" if count > LINKS_SHOWN else title
 
 
 def _label(status: RunStatus, peer: int) -> str:
@@ -174,7 +174,7 @@ def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
     if member.answer_due_s is not None:
         yield f"the master waits for its answer, {span(member.answer_due_s)}"
     if not member.is_heard:
-        yield "gives no heartbeat"
+        yield "sends no heartbeat"
 
 
 def _losses(status: RunStatus) -> Iterable[Table]:
@@ -194,14 +194,14 @@ def _events(status: RunStatus) -> Iterable[Table]:
 
 
 def per_second(status: RunStatus, what: str) -> float:
-    """Return the rate of a count in `Totals` over the last seconds, without the two steps that are incomplete."""
+    """Return the rate of a count in `Totals` over the last seconds, without the last two, incomplete steps."""
     steps = status.course.steps[-2 - round(RATE_OVER_S / status.course.step_s) : -2]
     total: int = sum(getattr(step, what) for step in steps)
     return total / (len(steps) * status.course.step_s) if steps else 0.0
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in words, in powers of ten as networks are measured."""
+    """Return a formatted number of bytes, with decimal prefixes as is usual for networks."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"

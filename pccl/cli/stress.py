@@ -1,4 +1,4 @@
-"""`pccl stress`: peers that reduce and sync while they are killed, frozen, cut off and joined."""
+"""`pccl stress`: peers reduce and sync while other peers are killed, frozen, cut off and added."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DESCRIPTION = """\
-Starts a master and several peers as processes of this machine. Each peer loops over update_topology,
-sync_shared_state and ten reduces at once, of all types and many sizes, plain and quantized. Results reveal their
+Starts a master and several peers as processes on this machine. Each peer loops over update_topology,
+sync_shared_state and ten concurrent reduces of all types and many sizes, plain and quantized. The results reveal their
 participants. Peers are killed, dismissed and started at random. The results, verdicts and states of all peers are
 compared.
 
-Exit code 0 if every promise was kept and no call lasted too long; 1 if not, with the seed, the problems and the logs;
-130 after Ctrl-C, which ends all processes.
+The exit code is 0 if every guarantee held and no call took too long; otherwise 1, and the seed, the problems and the
+folder with the logs are printed; or 130 after Ctrl-C, which ends all processes.
 """
 
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "stress",
-        help="disturb a run on purpose and check every promise",
+        help="inject faults into a run and check every guarantee",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     option = PlanOptions(parser, Plan)
     option("--minutes", "length of the run", metavar="M")
     option("--peers", "peers at the start", metavar="N")
-    option("--peers-max", "most peers at any time", metavar="N")
+    option("--peers-max", "maximum number of peers at any time", metavar="N")
     option("--groups", "peer groups", metavar="N")
     interval = {"type": _interval, "metavar": "A..B"}
-    help_text = "seconds between two disturbances, of whatever kind"
+    help_text = "seconds between two faults, of any kind"
     option("--kill-every", help_text, dest="disturb_every", **interval)
     option("--kill", "kill peers with SIGKILL")
     option("--join", "let new peers join")
     option("--leave", "let peers leave")
-    option("--freeze", "stop peers with SIGSTOP, and let them go on later")
+    option("--freeze", "stop peers with SIGSTOP, and continue them later")
     option("--freeze-for", "duration of a freeze in seconds", **interval)
-    option("--cut", "break connections between living peers")
-    help_text = "seconds between partitions of peers and masters, in one direction or both, on Linux only"
+    option("--cut", "break connections between running peers")
+    help_text = "seconds between network partitions of peers and masters, in one direction or both (Linux only)"
     option("--partition", help_text, **interval)
     option("--partition-for", "duration of a partition in seconds", **interval)
-    help_text = "seconds between kills of the master that leads; another is started at its address"
+    help_text = "seconds between kills of the leading master; another is started at its address"
     option("--kill-master-every", help_text, dest="kill_master", **interval)
-    option("--standbys", "standby masters, at addresses that all peers know too", metavar="N")
+    option("--standbys", "standby masters, whose addresses all peers know", metavar="N")
     help_text = "masters record their run on disk (default: if they are killed and have no standby)"
     option("--state", help_text, action=argparse.BooleanOptionalAction)
-    option("--timeouts", "give some ops up after a moment")
-    help_text = "threads of each peer that take turns on a few tags, with all_reduce and all_reduce_async mixed"
+    option("--timeouts", "give up some ops after a short timeout")
+    help_text = "threads with which some peers reduce, mixing all_reduce and all_reduce_async"
     option("--threads", help_text, metavar="N")
     help_text = (
-        "seconds between interrupts: a peer is sent SIGINT in the middle of a call, its buffers must be as they were "
-        "before, and it goes on"
+        "seconds between interrupts: a peer receives SIGINT in the middle of a call, its buffers must be unchanged, "
+        "and it continues"
     )
     option("--interrupts", help_text, **interval)
     option("--token", "give the run a token")
-    option("--encrypt", "encrypt between peers, with a token")
+    option("--encrypt", "encrypt traffic between peers, with a token")
     option("--hang", "fail if a call takes longer", dest="hang_s", metavar="SECONDS")
-    help_text = "seed of everything that is random (default: a new one)"
+    help_text = "seed for all random choices (default: a new one)"
     parser.add_argument("--seed", type=int, metavar="S", help=help_text)
     add_output_options(parser)
     parser.set_defaults(run=run)

@@ -20,22 +20,22 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "trace",
         help="draw the last ops of all peers on one timeline",
-        description="Asks a master for the flight recorders of all peers, and writes them as one timeline that "
-        "https://ui.perfetto.dev shows: ops and their waits, compute, links, views and calls. Takes no part in the "
-        "run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+        description="Fetches all peers' flight recorders from a master and writes them as one timeline for "
+        "https://ui.perfetto.dev, with ops and their waits, compute, links, views and calls. It does not join the "
+        "run. If the run uses a token or TLS, it needs a peer's settings (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
     option = parser.add_argument
-    help_text = "the file to write, - for standard output (default: %(default)s)"
+    help_text = "the file to write, or - for standard output (default: %(default)s)"
     option("-o", "--output", metavar="FILE", default="trace.json", help=help_text)
     help_text = "only the last N seconds (default: all)"
     option("--seconds", metavar="N", type=seconds, default=0.0, help=help_text)
     help_text = "only the last N ops of each peer, and unfinished ones (default: all)"
     option("--last", metavar="N", type=natural, default=0, help=help_text)
-    help_text = "take the recordings from these files of PCCL_TRACE_DIR, not from a master"
+    help_text = "read the recordings from these PCCL_TRACE_DIR files instead of asking a master"
     option("--files", metavar="FILE", nargs="+", help=help_text)
     add_token_file(parser)
-    add_timeout(parser, 60.0, "draw what has come by then")
+    add_timeout(parser, 60.0, "draw what has arrived by then")
     parser.set_defaults(run=run)
 
 
@@ -94,9 +94,9 @@ def _summarize(trace: Trace, what: str, stream: TextIO) -> None:
         print(f"{name}: {len(peer.recording.ops)} ops, {clock if shift.uncertainty_ns else shift.source}", file=stream)
     if trace.lack:
         print(f"pccl trace: {trace.lack}", file=sys.stderr)
-    print(f"{what} is written: open it at https://ui.perfetto.dev", file=stream)
+    print(f"wrote {what}: open it at https://ui.perfetto.dev", file=stream)
 
 
 def _printable(text: str) -> str:
-    """Return text from another process without control characters."""
+    """Return text from another process with control characters escaped."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

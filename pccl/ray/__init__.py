@@ -1,6 +1,6 @@
-"""pccl as a backend of Ray's collective library: `ray.util.collective.init_collective_group(..., backend="pccl")`.
+"""pccl as a backend for Ray's collective library: `ray.util.collective.init_collective_group(..., backend="pccl")`.
 
-Importing this package registers the backend in this process. Ray needs it in the driver and in each actor:
+Importing this package registers the backend in this process. Ray needs this in the driver and in each actor:
 
     ray.init(runtime_env={"worker_process_setup_hook": "pccl.ray.register"})
 
@@ -17,7 +17,7 @@ BACKEND = "PCCL"
 
 
 def register() -> None:
-    """Register the backend with Ray's collective library in this process, once."""
+    """Register the backend with Ray's collective library in this process, unless it is registered already."""
     if not collective.is_backend_available(BACKEND):
         collective.register_collective_backend(BACKEND, PCCLGroup)
 

@@ -1,24 +1,24 @@
 """A Ray collective group over a pccl run.
 
-Ray numbers the actors of a group from 0; ranks in pccl change when peers come or go. The rank of an actor is its place
-among the present actors, ordered by the ranks of Ray: without losses the rank of Ray, and after a loss still a number
-from 0 to `world_size` - 1.
+Ray numbers a group's actors from 0, but ranks in pccl change when peers join or leave. An actor's rank is its position
+among the present actors, ordered by Ray's ranks: without losses this is Ray's rank, and after a loss it is still a
+number from 0 to `world_size` - 1.
 
-Every collective succeeds on all actors that stay, or fails on all of them with RANK_CONNECTION_LOST and unchanged
-arrays. The next one continues among the actors that are left. An actor that Ray has restarted makes the same call as at
-first; the others let it in by `admit`. Arrays that are not contiguous are copied to contiguous ones, and back.
+Every collective succeeds on all surviving actors, or fails on all of them with RANK_CONNECTION_LOST and unchanged
+arrays. The next collective continues among the survivors. An actor that Ray has restarted makes the same call as the
+first time, and the others admit it with `admit`. Non-contiguous arrays are copied to contiguous ones and back.
 
-The rendezvous goes through Ray's key-value store:
+The rendezvous uses Ray's key-value store:
 
-1. Rank 0 starts a master in its process and writes its address and a token under the group's name. Rank 1 starts a
-   standby and adds its address, so the group outlives the actor with the master.
-2. Rank 0 connects once both addresses are there, which begins the run, and notes it in the store. Then the others
-   connect, and connected ones admit them.
-3. A record may be of an earlier group of that name, with masters that do not answer. Rank 0 then writes a new record;
-   the others read again.
+1. Rank 0 starts a master in its process and stores the master's address and a token under the group's name. Rank 1
+   starts a standby and adds its address, so that the group survives the loss of the actor with the master.
+2. Once both addresses are stored, rank 0 connects, which starts the run, and records this in the store. Then the other
+   actors connect, and those that are already connected admit them.
+3. A record may belong to an earlier group with the same name, whose masters do not answer. Rank 0 then writes a new
+   record, and the others read it again.
 4. If a master answers and leads members, the group is alive: a restarted actor joins it as a newcomer and waits until
    the members call `admit`.
-5. Members exchange their ranks by an all_gather at the beginning and after each admission.
+5. Members exchange their ranks with an all_gather at the start and after each admission.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ OPS = {
     RayReduceOp.MAX: ReduceOp.MAX,
 }
 RANKS_TAG = 2**62
-"""The tag of the exchange of ranks, which no collective of a group uses."""
+"""The tag for exchanging ranks. A group's collectives do not use it."""
 TIMEOUT_S = 180.0
-"""The time for all actors of a group to connect; Ray may have to start them first."""
+"""The time for all actors in a group to connect; Ray may have to start them first."""
 POLL_S = 0.05
 ANSWER_S = 2.0
-"""The time for a living master to answer."""
+"""The time within which a live master answers."""
 LEAVE_S = 5.0
 ATTEMPTS = 5
 
@@ -74,7 +74,7 @@ class Record:
     token: str
     is_founded: bool = False
     is_complete: bool = False
-    """All actors have been in the run: a newcomer was restarted."""
+    """All actors have been in the run, so a newcomer is a restarted actor."""
 
     @property
     def address(self) -> str:
@@ -93,7 +93,7 @@ class Rendezvous:
     """An actor's communicator in a group, and its master if it hosts one."""
 
     def __init__(self, name: str, rank: int, world_size: int) -> None:
-        """Return when the actor is in the group, or raise PCCLError: TIMEOUT, or as `Communicator.connect`."""
+        """Return once the actor is in the group. PCCLError: TIMEOUT, or the errors of `Communicator.connect`."""
         self._name = name
         self._rank = rank
         self._world_size = world_size
@@ -127,7 +127,7 @@ class Rendezvous:
             self._write(replace(record, is_founded=True, is_complete=True))
 
     def leave(self) -> None:
-        """Leave the group, and delete its record if this actor had the master."""
+        """Leave the group, and delete its record if this actor started the master."""
         with suppress(PCCLError):
             self.communicator.close(timeout=LEAVE_S)
         record = self._read()
@@ -136,7 +136,7 @@ class Rendezvous:
         self._stop_master()
 
     def _found(self) -> Record:
-        """Return the record of a living group, or of a new one once its standby is there."""
+        """Return the record of a live group, or of a new one once its standby has been added."""
         record = self._read()
         if record is not None and record.leads():
             return record
@@ -157,7 +157,7 @@ class Rendezvous:
             elif self._rank == 1 and self._master is None and len(record.masters) == 1:
                 self._write(replace(record, masters=[*record.masters, self._serve(record.token, record.address)]))
             else:
-                self._pause("rank 0 has not begun the run")
+                self._pause("rank 0 has not started the run")
 
     def _serve(self, token: str, standby_of: str = "") -> str:
         host = ray.util.get_node_ip_address()
@@ -199,7 +199,7 @@ def admit(group_name: str = "default") -> int:
         The world size.
 
     Raises:
-        PCCLError: As `Communicator.update_topology`; INVALID_USAGE if the group has another backend.
+        PCCLError: The errors of `Communicator.update_topology`; INVALID_USAGE if the group has another backend.
     """
     group = collective.get_group_handle(group_name)
     if not isinstance(group, PCCLGroup):
@@ -253,7 +253,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._learn_ranks(communicator)
         return communicator.world_size
 
-    # Collectives. Ray passes a list with an array per device of the process, which must have one.
+    # Collectives. Ray passes a list with one array per device of the process; there must be exactly one.
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = AllReduceOptions) -> None:
         if self._rendezvous is not None:
@@ -265,7 +265,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._rendezvous.communicator.barrier()
 
     def reduce(self, tensor: list[Any], reduce_options: Any = ReduceOptions) -> None:
-        """Reduce to the root; other arrays stay unchanged."""
+        """Reduce to the root; the other actors' arrays stay unchanged."""
         if self._rendezvous is None:
             return
         array = _only(tensor)
@@ -342,7 +342,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             except PCCLError as error:
                 if error.result is not Result.RANK_CONNECTION_LOST:
                     raise
-                continue  # as on the other peers
+                continue  # the other peers retry, too
             self._made_as = dict(zip(info.membership.peers, (int(one) for (one,) in info.array), strict=True))
             return
 
@@ -364,14 +364,14 @@ def _op(options: Any) -> ReduceOp:
 
 def _only(arrays: list[Any]) -> Any:
     if len(arrays) != 1:
-        what = f"{len(arrays)} arrays for as many devices of one actor; pccl takes one for each actor"
+        what = f"{len(arrays)} arrays for as many devices of one actor; pccl supports only one per actor"
         raise PCCLError(Result.INVALID_ARGUMENT, "ray", what)
     return arrays[0]
 
 
 @contextmanager
 def _contiguous(array: Any, *, is_result: bool = True) -> Iterator[Any]:
-    """Yield the array or a contiguous copy, which is copied back after success if it `is_result`."""
+    """Yield the array or a contiguous copy. If `is_result`, the copy is copied back after success."""
     is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
     if is_contiguous:
         yield array

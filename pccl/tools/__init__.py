@@ -3,8 +3,8 @@
 harness     child processes: guard, JSON lines, environment
 report      console, JSON, plot checks and exit codes of the commands
 launch      a master and N copies of a script
-audit       proof from samplers' logs that each sample was used once
+audit       a proof from samplers' logs that each sample was used once
 demo/       training across processes that die and join
-bench/      throughput and latency next to a raw ring and Gloo
-stress/     random faults, and a checker of every promise
+bench/      throughput and latency compared with a raw ring and Gloo
+stress/     random faults, and a checker for every guarantee
 """

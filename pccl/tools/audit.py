@@ -1,17 +1,17 @@
-"""Proves from the logs of a run's samplers that each sample of each epoch was used exactly once.
+"""Proves from the logs of a run's samplers that each sample in each epoch was used exactly once.
 
     python -m pccl.tools.audit logs/*.jsonl
 
-Each peer logs the samples that it draws before it trains on them, and the committed steps (`pccl.training.data.
-sample_log`). Steps form a hash chain. The audit follows it back from the state with the most steps; other steps were
-rolled back, for example by a resume from a checkpoint. It checks for each step in the chain that
+Each peer logs the samples that it draws, before it trains on them, and the committed steps (`pccl.training.data.
+sample_log`). The steps form a hash chain. The audit follows the chain back from the state with the most steps; other
+steps were rolled back, for example by a resume from a checkpoint. It checks for each step in the chain that
 
-1. its link follows from its number, its positions and the link before it;
-2. each peer has drawn the positions that the step says it has used;
-3. the drawn samples are those that the seed puts at these positions;
+1. its hash follows from its number, its positions and the previous hash;
+2. each peer has drawn the positions that it used according to the step;
+3. the drawn samples are those that the seed places at these positions;
 4. no position was used before.
 
-It needs the logs of all peers, also of killed ones. Exit code 0 without problems, 1 with some, 2 for bad logs.
+It needs the logs of all peers, including killed ones. Exit codes: 0 for no problems, 1 for problems, 2 for bad logs.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ PROBLEMS_MAX = 100
 
 
 class AuditError(Exception):
-    """Logs that cannot be read, or are not of one data stream."""
+    """The logs cannot be read, or are not from one data stream."""
 
 
 @dataclass(slots=True)
 class Audit:
-    """The result of an audit. Counts are of samples unless stated otherwise."""
+    """The result of an audit. Counts are numbers of samples unless stated otherwise."""
 
     dataset_size: int = 0
     steps: int = 0
-    """Steps in the chain."""
+    """The number of steps in the chain."""
     peers: int = 0
-    """Peers in these steps; a peer that joins again counts again."""
+    """The number of peers in these steps; a peer that rejoins is counted again."""
     epochs: int = 0
-    """Complete epochs."""
+    """The number of complete epochs."""
     used: int = 0
     given_up: int = 0
     """Samples drawn for steps that are not in the chain."""
     again: int = 0
-    """Those of them that were used later."""
+    """Samples in `given_up` that were used later."""
     rolled_back: int = 0
-    """Steps that are not in the chain."""
+    """The number of steps that are not in the chain."""
     problems: list[str] = field(default_factory=list)
-    """At most PROBLEMS_MAX."""
+    """Descriptions of at most PROBLEMS_MAX problems."""
 
     def __str__(self) -> str:
         lines = [
             f"{self.steps} steps of {self.peers} peers used {self.used} samples; {self.epochs} epochs of "
             f"{self.dataset_size} samples are complete",
-            f"{self.given_up} samples were drawn for steps that were lost, {self.again} of them used later",
+            f"{self.given_up} samples were drawn for steps that were lost; {self.again} of them were used later",
         ]
         if self.rolled_back:
             lines.append(f"{self.rolled_back} steps did not lead to the last state")
         lines += [f"PROBLEM: {each}" for each in self.problems]
         if not self.problems:
-            lines.append("each sample of each complete epoch was used exactly once")
+            lines.append("each sample in each complete epoch was used exactly once")
         return "\n".join(lines)
 
 
@@ -97,19 +97,19 @@ class _Logs:
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.streams: set[tuple[int, int, bool]] = set()
         self.drawn: dict[tuple[str, int], _Drawn] = defaultdict(_Drawn)
-        """By the peer's name and the step's number."""
+        """Drawn samples by peer name and step number."""
         self.steps: dict[str, list[_Step]] = defaultdict(list)
-        """By the state that they led to."""
+        """Steps by the state that they led to."""
         for path in paths:
             lines = Path(path).read_bytes().split(b"\n")
-            for number, line in enumerate(lines[:-1], 1):  # the rest after the last newline is incomplete
+            for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is incomplete
                 try:
                     self._add(json.loads(line))
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    raise AuditError(f"{path}, line {number}: not a line of a sampler's log: {error!r}") from error
+                    raise AuditError(f"{path}, line {number}: not a valid sampler log line: {error!r}") from error
         if len(self.streams) != 1:
             streams = ", ".join(map(str, sorted(self.streams))) or "none"
-            raise AuditError(f"the logs must be of one data stream (size, seed, shuffled), but there are: {streams}")
+            raise AuditError(f"the logs must be from one data stream (size, seed, shuffled); found: {streams}")
 
     def _add(self, event: dict[str, Any]) -> None:
         if "drawn" in event:
@@ -137,7 +137,7 @@ def _ranges(found: Any) -> list[Range]:
 
 
 def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
-    """Audit the logs of all peers of a run. AuditError or OSError."""
+    """Audit the logs of all peers in a run. AuditError or OSError."""
     logs = _Logs(paths)
     ((size, seed, shuffle),) = logs.streams
     found = Audit(dataset_size=size)
@@ -146,7 +146,7 @@ def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
     positions = [np.empty(0, np.int64)]
     for step in chain:
         if history_after(step.before, step.number, step.used) != step.after:
-            found.problems.append(f"step {step.number}: its positions are not those of its link {step.after}")
+            found.problems.append(f"step {step.number}: its positions do not match its hash {step.after}")
         for name, ranges in sorted(step.used.items()):
             drawn = logs.drawn.get((name, step.number), _Drawn())
             positions.append(drawn.positions)
@@ -171,7 +171,7 @@ def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
 
 
 def _chain(logs: _Logs, problems: list[str]) -> list[_Step]:
-    """Return the steps that led to the state with the most of them, in order."""
+    """Return, in order, the steps that led to the state with the most steps."""
     chain: list[_Step] = []
     step = max((each for steps in logs.steps.values() for each in steps), key=lambda each: each.number, default=None)
     while step is not None:
@@ -181,7 +181,7 @@ def _chain(logs: _Logs, problems: list[str]) -> list[_Step]:
         former = logs.steps.get(step.before, [])
         if not former:
             problems.append(f"step {step.number - 1}, which led to {step.before}, is in no log")
-        # Several steps of the same positions but other names: the run was resumed. Take the one with logged draws.
+        # If steps have the same positions but other peer names, the run was resumed. Take the one with logged draws.
         step = max(former, key=lambda each: all((name, each.number) in logs.drawn for name in each.used), default=None)
     return chain[::-1]
 
@@ -193,17 +193,17 @@ def _differences(
     if not drawn.ranges:
         yield f"{peer} took part, but no log has its draws; is its log missing?"
     elif not np.array_equal(np.sort(positions), np.sort(_positions(ranges))):
-        yield f"{peer} has drawn positions {drawn.ranges}, but the others have noted {ranges}"
+        yield f"{peer} has drawn positions {drawn.ranges}, but the other peers recorded {ranges}"
     elif drawn.samples != indices_at(positions, size, seed, shuffle).tolist():
-        yield f"{peer} has drawn other samples than the seed puts at positions {drawn.ranges}"
+        yield f"{peer} has drawn other samples than the seed places at positions {drawn.ranges}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pccl.tools.audit",
-        description="Proves from the logs of a run's samplers that each sample of each epoch was used exactly once.",
+        description="Proves from the logs of a run's samplers that each sample in each epoch was used exactly once.",
     )
-    parser.add_argument("logs", nargs="+", metavar="FILE", help="the logs of all peers, also of killed ones")
+    parser.add_argument("logs", nargs="+", metavar="FILE", help="the logs of all peers, including killed ones")
     try:
         found = audit(parser.parse_args(arguments).logs)
     except (OSError, AuditError) as error:

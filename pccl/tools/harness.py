@@ -1,12 +1,12 @@
 """Child processes that exchange JSON lines with their supervisor and never outlive it.
 
 A `Processes` object owns a guard process and one event queue. Threads put each line of a child's output into the queue,
-then its return code. The supervisor sleeps on the queue, so it needs no locks. A child's standard error goes to
-a file; its end explains an unexpected exit.
+then its return code. The supervisor waits on the queue, so it needs no locks. A child's standard error goes to a file,
+whose last lines explain an unexpected exit.
 
-The guard leads the process group that all children are started in. It reads a pipe whose other end only the supervisor
+The guard leads the process group in which all children are started. It reads a pipe whose other end only the supervisor
 holds: when the supervisor ends, even by SIGKILL, the guard reads end-of-file and kills its group. PR_SET_PDEATHSIG
-would miss grandchildren and is Linux only. A process that leaves the group by setsid or setpgid escapes.
+would miss grandchildren and exists only on Linux. A process that leaves the group with setsid or setpgid escapes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MASTER_READY = b"pccl master listening on "
 _MASTER_SHOWS = b"pccl master shows the run at "
 STDERR_BYTES_SHOWN = 6000
 DRAIN_TIMEOUT_S = 1.0
-"""The longest wait for the last output of a process that has ended: a grandchild may hold its pipe open."""
+"""The maximum wait for a process's last output after it has ended, since a grandchild may keep its pipe open."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""For several processes on few cores: threads of one array operation would only compete."""
+"""For several processes on few cores, where multithreaded array operations would only compete."""
 
 _GUARD = """
 import os, signal, sys
 if os.getpgrp() != os.getpid():
-    sys.exit("the guard kills its process group and must lead one of its own")
+    sys.exit("the guard kills its process group, so it must lead its own group")
 for name in ("INT", "TERM", "HUP", "USR1", "USR2", "TSTP"):
     signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)
 while os.read(0, 4096):
@@ -49,17 +49,17 @@ class Guard:
     """A guard process, as a context manager. Start children with `subprocess.Popen(..., process_group=guard.group)`."""
 
     def __init__(self) -> None:
-        # -I -S: independent of the environment and the working directory, and quick to start.
+        # -I -S makes it quick to start and independent of the environment and the working directory.
         command = [sys.executable, "-I", "-S", "-c", _GUARD]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
 
     @property
     def group(self) -> int:
-        # The guard is unreaped until close(), so its number cannot be reused.
+        # The guard is not reaped before close(), so its process ID cannot be reused.
         return self._process.pid
 
     def close(self) -> None:
-        """Kill every process left in the group. Returns when the guard itself has ended."""
+        """Kill every process left in the group. Return once the guard itself has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -86,7 +86,7 @@ class Child:
     ) -> None:
         """Start the process. Lines of standard output become events; standard error goes to `log` or a temporary file.
 
-        `stdout` and `stderr` instead read a stream to its end, each on a thread.
+        If `stdout` or `stderr` is given, it reads that stream to its end on a thread instead.
         """
         self.name = name
         self._events = events
@@ -111,7 +111,7 @@ class Child:
 
     def _put_lines(self, source: IO[bytes]) -> None:
         for line in source:
-            if line.endswith(b"\n"):  # not the rest of a child killed in the middle of a line
+            if line.endswith(b"\n"):  # drops the partial last line of a killed child
                 self._events.put((self, line))
 
     def _wait(self) -> None:
@@ -120,13 +120,13 @@ class Child:
         self._events.put((self, returncode))
 
     def drain(self) -> None:
-        """Wait for the output of a process that has ended, DRAIN_TIMEOUT_S at most."""
+        """Wait, at most DRAIN_TIMEOUT_S, for the remaining output of a process that has ended."""
         deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
         for reader in self._readers:
             reader.join(max(0.0, deadline_s - time.monotonic()))
 
     def send(self, message: Any) -> None:
-        """Write a message to standard input. Ignored if the process has ended: its return code is in the queue."""
+        """Write a message to the child's standard input. Does nothing if the process has ended."""
         stdin = self.popen.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -139,11 +139,11 @@ class Child:
             self.popen.stdin.close()
 
     def last_errors(self) -> str:
-        """Return the end of standard error. Not after `close`."""
+        """Return the end of standard error. Must not be called after `close`."""
         assert self._errors is not None
         size_bytes = os.fstat(self._errors.fileno()).st_size
         start = max(0, size_bytes - STDERR_BYTES_SHOWN)
-        # pread: the child writes at the file offset that both processes share.
+        # pread, because the child writes at the file offset that both processes share.
         return os.pread(self._errors.fileno(), size_bytes - start, start).decode(errors="replace").strip()
 
     def close(self) -> None:
@@ -158,14 +158,14 @@ class Child:
 
 Copy: TypeAlias = Callable[[IO[bytes]], None]
 Event: TypeAlias = tuple[Child, bytes | int]
-"""A child with a line of its output, or with its return code, which is its last event."""
+"""A child and a line of its output, or its return code, which is its last event."""
 
 
 class Processes:
     """Children with one guard and one event queue, as a context manager."""
 
     def __init__(self, environment: Mapping[str, str], logs: Path | None = None) -> None:
-        """`environment` extends that of this process; `logs` is the folder for standard error."""
+        """`environment` extends this process's environment; `logs` is the folder for standard error."""
         self._guard = Guard()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._environment = {**local_environment(), **environment}
@@ -187,7 +187,7 @@ class Processes:
             return None
 
     def events(self, timeout_s: float) -> Iterator[Event]:
-        """Yield the events that are there, waiting for the first one only."""
+        """Yield the queued events, waiting only for the first one."""
         while (event := self.next_event(timeout_s)) is not None:
             timeout_s = 0.0
             yield event
@@ -210,10 +210,10 @@ class Processes:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command `python -m module arguments`, importing the same pccl as this process.
+    """Return the command `python -m module arguments`, which imports the same pccl as this process.
 
-    `-m` puts the working directory first: in a checkout that is a source tree without its extension. -P prevents that,
-    unless this process itself has pccl from there.
+    `-m` puts the working directory first on `sys.path`. In a checkout, that would import the source tree, which lacks
+    the compiled extension. -P prevents this; it is left out if this process itself imported pccl from there.
     """
     imported_from = Path(__file__).resolve().parents[2]
     safe_path = [] if imported_from == Path(os.getcwd()).resolve() else ["-P"]
@@ -221,15 +221,15 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def local_environment() -> dict[str, str]:
-    """Return the environment for peers of a master started by the same process.
+    """Return the environment for the peers of a master that the same process started.
 
-    It keeps the token, and drops TLS (such a master has no certificate) and fixed listening addresses.
+    It keeps the token but drops TLS settings (such a master has no certificate) and fixed listening addresses.
     """
     return {**os.environ, "PCCL_TLS_CA": "", "PCCL_LISTEN": "", "PCCL_ADVERTISE": ""}
 
 
 def master_line(line: bytes) -> tuple[str, str]:
-    """Return the address of a master and the URL of its page, each empty if the line of its output is about another."""
+    """Return the master's address and the URL of its page from a line of its output; what the line lacks is empty."""
     address, page = (
         line.removeprefix(prefix).decode().strip() if line.startswith(prefix) else ""
         for prefix in (_MASTER_READY, _MASTER_SHOWS)
@@ -238,7 +238,7 @@ def master_line(line: bytes) -> tuple[str, str]:
 
 
 def decoded(line: bytes, kind: Any) -> Any:
-    """Return the message of this type (of a struct or a union) in a line, or None for other output."""
+    """Return the message of this type (a struct or a union) in a line, or None for other output."""
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.DecodeError:
@@ -246,7 +246,7 @@ def decoded(line: bytes, kind: Any) -> Any:
 
 
 def send(message: Any) -> None:
-    """Write a message to standard output, from a child. With PYTHONUNBUFFERED, print loses part of a write that a
+    """Write a message to a child's standard output. With PYTHONUNBUFFERED, print would lose part of a write that a
     signal interrupts."""
     rest = memoryview(msgspec.json.encode(message) + b"\n")
     while rest:
@@ -254,9 +254,9 @@ def send(message: Any) -> None:
 
 
 def received(kind: Any) -> Iterator[Any]:
-    """Yield the supervisor's messages of this type until the end of the input.
+    """Yield the supervisor's messages of this type until the input ends.
 
-    Unbuffered: a daemon thread that reads must not hold the lock of `sys.stdin` when the interpreter ends.
+    The input is unbuffered because a reading daemon thread must not hold the lock of `sys.stdin` at interpreter exit.
     """
     with open(0, "rb", buffering=0, closefd=False) as lines:
         for line in lines:

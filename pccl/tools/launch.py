@@ -1,8 +1,8 @@
 """`pccl launch`: a master and N copies of a script, as one command.
 
-The main thread decides, and sleeps on one queue: signal handlers and the threads of each `Child` put events there.
-Threads copy the output, so a full terminal does not delay the reaction to a signal. All processes are in the group of a
-`Guard`, which keeps a terminal's Ctrl-C from them: they receive it once, from here.
+The main thread makes all decisions and waits on one queue, into which signal handlers and each `Child`'s threads put
+events. Threads copy the output, so that a full terminal does not delay the reaction to a signal. All processes are in
+a `Guard`'s group, so a terminal's Ctrl-C does not reach them directly; this process sends it to them once.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ MASTER_PORT = 48148
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The number of machines, each with a launcher and the same number of copies, and the number of this one."""
+    """The number of machines, each with a launcher and the same number of copies, and this machine's number."""
 
     count: int = 1
     rank: int = 0
 
 
 def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -> Nodes:
-    """Return the nodes by `--nnodes` and `--node-rank`, else by NNODES and NODE_RANK in the environment.
+    """Return the nodes from `--nnodes` and `--node-rank`, else from NNODES and NODE_RANK in the environment.
 
-    Schedulers such as Kubeflow's PyTorchJob start a launcher per node with RANK and WORLD_SIZE of the nodes: these
-    count where WORLD_SIZE is the number of nodes. Raises PlanError.
+    Schedulers such as Kubeflow's PyTorchJob start one launcher per node, with the node's RANK and WORLD_SIZE. These are
+    used if WORLD_SIZE is the number of nodes. Raises PlanError.
     """
     count = count if count is not None else _number("NNODES", environment, 1)
     if count < 1:
-        raise PlanError(f"{count} nodes: there must be at least one")
+        raise PlanError(f"{count} nodes: must be at least one")
     if rank is None and count > 1:
         is_per_node = environment.get("WORLD_SIZE", "") == str(count)
         rank = _number("RANK" if is_per_node and "NODE_RANK" not in environment else "NODE_RANK", environment, None)
     rank = rank or 0
     if not 0 <= rank < count:
-        raise PlanError(f"node rank {rank}: must be from 0 to {count - 1} of {count} nodes")
+        raise PlanError(f"node rank {rank}: must be from 0 to {count - 1} with {count} nodes")
     return Nodes(count, rank)
 
 
@@ -78,7 +78,7 @@ def _number(name: str, environment: Mapping[str, str], default: int | None) -> i
 def masters_address(these: Nodes, given: str | None, environment: Mapping[str, str]) -> str | None:
     """Return the address of the copies' master, or None if this node starts it. Raises PlanError.
 
-    Node 0 starts the master; the others find it at MASTER_ADDR unless its address is given.
+    Node 0 starts the master; the other nodes find it at MASTER_ADDR unless its address is given.
     """
     if given is not None or these.rank == 0:
         return given
@@ -132,7 +132,7 @@ class LaunchOptions:
     count: int
     nodes: Nodes = Nodes()
     master: str | None = None
-    """The address of a running master; None starts one, at `listen`."""
+    """The address of a running master; None starts a master at `listen`."""
     listen: str = "127.0.0.1:0"
     http: str | None = None
     fail_fast: bool = False
@@ -143,9 +143,9 @@ class LaunchOptions:
 
 
 class LinePrinter:
-    """Writes lines to a descriptor. Printers that share a lock never mix lines.
+    """Writes lines to a file descriptor. Printers that share a lock never interleave lines.
 
-    Once the reader of the descriptor has closed it, `on_closed` is called and later lines are dropped.
+    Once the descriptor's reader has closed it, `on_closed` is called and later lines are dropped.
     """
 
     def __init__(self, descriptor: int, lock: threading.Lock, on_closed: Callable[[], None]) -> None:
@@ -166,10 +166,10 @@ class LinePrinter:
 
 
 def copy_lines(source: IO[bytes], printer: LinePrinter, prefix: bytes) -> None:
-    """Copy a stream to a printer until its end.
+    """Copy a stream to a printer until the stream ends.
 
-    A line ends at a newline or, as progress bars write it, at a carriage return. A longer line than LINE_CHARACTERS_MAX
-    is printed in parts.
+    A line ends at a newline or at a carriage return, which progress bars use. A line longer than LINE_CHARACTERS_MAX is
+    printed in parts.
     """
     with io.TextIOWrapper(source, "utf-8", "surrogateescape") as lines:
         while line := lines.readline(LINE_CHARACTERS_MAX):
@@ -202,7 +202,7 @@ class Supervisor:
                 self._start_scripts(self._options.master)
             while self._running:
                 self._handle(self._next_event())
-        # Grandchildren in the group hold the output of their script open.
+        # Grandchildren in the group keep their script's output open.
         self._guard.close()
         for script in self._scripts:
             script.drain()
@@ -226,7 +226,7 @@ class Supervisor:
         self._master = self._start("[master]", command, {"PCCL_STATE": "", **os.environ}, None)
 
     def _start(self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None) -> Child:
-        """Start a copy of the script in a colour, or the master, whose standard output becomes events."""
+        """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events."""
         child = Child(
             name,
             command,
@@ -261,7 +261,7 @@ class Supervisor:
     def _next_event(self) -> Event | signal.Signals | None:
         """Return the next event, or None when the grace period is over.
 
-        A signal that arrives just before the thread sleeps does not wake it, hence the polling.
+        This polls because a signal that arrives just before the thread sleeps does not wake it.
         """
         while True:
             left_s = SIGNAL_POLL_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
@@ -276,7 +276,7 @@ class Supervisor:
             case None:
                 self._kill_at_s = None
                 left = ", ".join(sorted(process.name for process in self._running))
-                self._note(f"{left} did not end within {self._options.grace_s:g} s of being asked to, and is killed")
+                self._note(f"{left} did not end within {self._options.grace_s:g} s after the request; killing it")
                 self._send(self._running, signal.SIGKILL)
             case signal.Signals():
                 self._signalled(event)
@@ -289,7 +289,7 @@ class Supervisor:
     def _master_printed(self, line: bytes) -> None:
         address, page = master_line(line)
         if page:
-            self._note(f"shows the run at {page}")
+            self._note(f"the run's status page is at {page}")
         if address and not self._stopping:
             self._start_scripts(_dialable(address))
 
@@ -301,7 +301,7 @@ class Supervisor:
                 self._exit_code = self._exit_code or _shell_code(returncode) or 1
             return
         if returncode < 0 and self._options.tolerate_losses and not self._stopping:
-            self._note(f"{process.name} {_describe(returncode)}: the others go on")
+            self._note(f"{process.name} {_describe(returncode)}; the others continue")
             self._losses.append(f"{process.name} {_short(returncode)}")
         elif returncode != 0:
             self._note(f"{process.name} {_describe(returncode)}")
@@ -327,7 +327,7 @@ class Supervisor:
     # Stopping
 
     def _stop(self, number: signal.Signals) -> None:
-        """Ask the scripts to end, or the master if there are none. Processes left after the grace period are killed."""
+        """Ask the scripts to end, or the master if there are none. Remaining processes are killed after `grace_s`."""
         self._stopping = True
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + self._options.grace_s
@@ -349,7 +349,7 @@ class Supervisor:
 
         previous = {}
         for number in FORWARDED:
-            # Under nohup a hangup stays ignored, here and by the children.
+            # Under nohup, this process and its children keep ignoring SIGHUP.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 previous[number] = signal.signal(number, put)
         try:
@@ -374,7 +374,7 @@ def _prefix(descriptor: int, name: str, colour: int) -> bytes:
 
 
 def _dialable(address: str) -> str:
-    """Return the address for local processes of a master that listens at `address`."""
+    """Return the address at which local processes reach a master that listens on `address`."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
 
@@ -397,9 +397,9 @@ def _shell_code(returncode: int) -> int:
 
 
 def launch(options: LaunchOptions) -> int:
-    """Run everything, and return the exit code of the first script that failed, as a shell gives it, or 0.
+    """Run everything. Return the exit code of the first script that failed, as a shell would report it, or 0.
 
-    For the main thread, which receives the signals.
+    Call this in the main thread, which receives the signals.
     """
     with Guard() as guard:
         return Supervisor(options, guard).run()

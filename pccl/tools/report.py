@@ -1,4 +1,4 @@
-"""Output of the commands that run processes and judge the result: console, JSON, plots, exit code."""
+"""Console, JSON, plots and exit codes of the commands that run processes and judge the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STANDARD_OUTPUT = "-"
 
 
 class ToolError(Exception):
-    """A tool cannot do its work. Exit code 1."""
+    """A tool cannot run. Exit code 1."""
 
 
 class PlanError(ValueError):
@@ -28,19 +28,19 @@ def add_output_options(parser: argparse.ArgumentParser, *, plots: str = "") -> N
     """Add `--json`, and `--plot` for a tool that draws `plots`."""
     if plots:
         parser.add_argument("--plot", metavar="FILE", help=f"draw {plots} to a file (PNG, SVG, PDF); needs matplotlib")
-    help_text = "write the facts as JSON; without FILE to standard output, and the display to standard error"
+    help_text = "write the results as JSON; without FILE to standard output, and the display to standard error"
     parser.add_argument("--json", nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=help_text)
 
 
 def console_for(json: str | None) -> Console:
-    """Return the console of the display: standard error if `--json` takes standard output."""
+    """Return the console for the display, which is standard error if `--json` uses standard output."""
     from rich.console import Console
 
     return Console(stderr=json == STANDARD_OUTPUT)
 
 
 def write_json(report: msgspec.Struct, json: str | None) -> None:
-    """Write a report to the place that `--json` names, if it was given."""
+    """Write a report to where `--json` points, if it was given."""
     facts = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
     if json == STANDARD_OUTPUT:
         print(facts)
@@ -49,7 +49,7 @@ def write_json(report: msgspec.Struct, json: str | None) -> None:
 
 
 def check_outputs(json: str | None, plot: str | None = None) -> None:
-    """Raise ToolError if a file cannot be written, before the run that it is about."""
+    """Raise ToolError before the run if an output file cannot be written."""
     if plot is not None:
         try:
             from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -63,7 +63,7 @@ def check_outputs(json: str | None, plot: str | None = None) -> None:
 
 
 def exit_code(command: str, run: Callable[[], bool]) -> int:
-    """Run a command and return its exit code: 0 passed, 1 failed, 2 invalid options, 130 after Ctrl-C."""
+    """Run a command and return its exit code: 0 for passed, 1 for failed, 2 for invalid options, 130 after Ctrl-C."""
     try:
         return 0 if run() else 1
     except (PlanError, ToolError, OSError) as error:

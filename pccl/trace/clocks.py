@@ -2,12 +2,12 @@
 
 The *shift* of a peer's monotonic clock is added to its times. It is bounded by
 
-1. the name of the clock: processes of one machine share one, and need no shift;
-2. timestamps that the master exchanged with each peer (`runtime.master.requests`); for files, the hosts' wall clocks;
+1. the clock's name: processes on one machine share a clock and need no shift;
+2. timestamps that the master exchanged with each peer (`runtime.master.requests`) or, for files, the wall clocks;
 3. the ops: no peer is done before all have launched, which bounds the shift to microseconds.
 
-The shift is the middle of the interval that all bounds allow. If they contradict each other, as when one clock runs
-faster, only the last ops count, and then the timestamps alone.
+The shift is the middle of the interval that all bounds allow. If the bounds contradict each other, for example because
+one clock runs faster, fewer and fewer of the last ops are used, and finally only the timestamps.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pccl.flight_recorder import PeerTrace, Recording, Trace
 
 WALL_CLOCK_NS = 10 * 10**9
-"""Assumed limit of the difference between two hosts' wall clocks."""
+"""The assumed maximum difference between two hosts' wall clocks."""
 OPS_COMPARED = 1024
-"""Number of ops, the last ones, that are compared between two clocks."""
+"""The number of recent ops to compare between two clocks."""
 OPS_COMPARED_MIN = 4
 CLOCKS_COMPARED = 8
 OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 """Kinds of op that end only after all peers have launched them."""
 
 Times = dict[tuple[int, int, int, int], tuple[int, int]]
-"""For each op the last launch on a clock, and the first time when all were known to have launched it (0: never)."""
+"""For each op, the last launch on a clock and the first time when all were known to have launched it (0: never)."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Shift:
     shift_ns: int
     uncertainty_ns: int
     source: str
-    """How it is known: "same clock", "timestamps", "calendar", and with " and ops" where these have narrowed it."""
+    """The source of the shift: "same clock", "timestamps" or "calendar", plus " and ops" if ops have narrowed it."""
 
 
 def shifts(trace: Trace) -> dict[int, Shift]:

@@ -1,8 +1,8 @@
-"""The drawing of a trace: Chrome's trace events (JSON), which Perfetto and chrome://tracing show.
+"""Draws a trace as Chrome trace events (JSON), for Perfetto and chrome://tracing.
 
-Each peer is a process, with rows for the ops of each tag and their phases, for the times when a thread had no op in
-flight (compute), for group calls, events, and the counters of links. An arrow leads from the last peer that launched an
-op to the end of the op on the others.
+Each peer is drawn as a process. It has rows for each tag's ops and their phases, for times when a thread had no op in
+flight (compute), for group calls, events and link counters. An arrow leads from the last peer that launched an op to
+the op's end on the other peers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pccl.status import label
 from pccl.trace.clocks import Shift, shifts
 
 TAGS_DRAWN = 64
-"""Tags of a peer with a row each; other ops share rows."""
+"""The number of tags per peer that have their own row; other ops share rows."""
 PAIR_BIT = 1 << 63
 CALLS, EVENTS = 1, 2
-"""Rows by number; those of ops and threads follow."""
+"""Row numbers; the rows of ops and threads follow."""
 FIRST_OP_ROW = 100
 FIRST_COMPUTE_ROW = 10
 RATES = {"tx_bytes": "sent", "rx_bytes": "received"}
 GAUGES = {"round_trip_us": ("round trip, ms", 1e-3), "stuck_ms": ("stuck, ms", 1.0)}
-"""Counters of links that are drawn as they are: names in the drawing, and factors."""
+"""Link counters that are drawn as values, with their names in the drawing and their factors."""
 Event = dict[str, Any]
 OpName = tuple[int, int, int, int]
 """The group, and the op's name in it."""
@@ -124,12 +124,12 @@ def _tag(tag: int) -> str:
 
 
 def _op_rows(recording: Recording) -> tuple[list[int], dict[int, str]]:
-    """Return the row of each op, and the rows' names. The most used tags have a row each; other ops share rows."""
+    """Return each op's row, and the rows' names. The most used tags have their own rows; other ops share rows."""
     uses = Counter(op.tag for op in recording.ops)
     drawn = sorted(tag for tag, _ in uses.most_common(TAGS_DRAWN))
     own = {tag: FIRST_OP_ROW + place for place, tag in enumerate(drawn)}
     names = {row: _tag(tag) for tag, row in own.items()}
-    free_ns: list[int] = []  # since when each of the shared rows is free
+    free_ns: list[int] = []  # the time from which each shared row is free
     rows = []
     for op in recording.ops:
         row = own.get(op.tag)
@@ -160,7 +160,7 @@ class _Drawing:
         self._absent = absent
 
     def _named(self, peer: int) -> str:
-        """Return the name of a peer, or its number if it is in no trace; empty if even that is not known."""
+        """Return a peer's name, or its number if it is not in the trace; empty if the number is unknown, too."""
         return self._names.get(peer, str(peer)) if peer else ""
 
     def _at(self, at_ns: int) -> float:
@@ -222,7 +222,7 @@ class _Drawing:
         if absent and not op.done_ns:
             yield f"waits for peer {self._named(absent[0])}", end_ns
             return
-        waits_for = f"waits for peer {self._named(op.joined_last)}" if op.joined_last else "waits for others"
+        waits_for = f"waits for peer {self._named(op.joined_last)}" if op.joined_last else "waits for other peers"
         begun_ns = op.joined_ns or op.first_received_ns
         yield waits_for, begun_ns or (end_ns if not op.done_ns else op.launched_ns)
         yield "moves data", op.done_ns or end_ns

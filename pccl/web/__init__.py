@@ -1,1 +1,1 @@
-"""The page of a run: a read-only HTTP server of a master."""
+"""The run's status page, served by the master over read-only HTTP."""

@@ -1,8 +1,8 @@
-"""The paths of the page: maps a method, a path and a Host to an answer, without sockets.
+"""The status page's routes: maps a method, a path and a Host header to an answer, without sockets.
 
-Against DNS rebinding the server answers only to a Host that no other server can have: `localhost`, its own addresses,
-this machine's name, the name that it listens on and those that the user gave. A request without a Host is not from a
-browser, and is answered.
+To prevent DNS rebinding, the server answers only to Hosts that no other server can have: `localhost`, its own
+addresses, this machine's name, the name that it listens on and those that the user gave. A request without a Host does
+not come from a browser, so it is answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The content security policy of the page, which is one file and connects to this server only."""
+"""The content security policy of the page, which is a single file and connects only to this server."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def is_no_browser(first: bytes) -> bool:
 
 
 class Hosts:
-    """The names that a server answers to: `bound` is its address, `asked_for` the user's name for that, `names` are
-    further ones."""
+    """The names that a server answers to: `bound` is its address, `asked_for` is the user's name for the address, and
+    `names` are additional names."""
 
     def __init__(self, bound: str, asked_for: str = "", names: Iterable[str] = ()) -> None:
         address = _address(bound)
@@ -70,13 +70,13 @@ class Hosts:
         name = host if NAME.fullmatch(host) or _address(host) is not None else "NAME"
         own = "http://localhost" if self._is_loopback else "its address"
         return (
-            f"This server does not answer to this Host, against DNS rebinding. Use {own}, or allow the name: pccl "
+            f"To prevent DNS rebinding, this server does not answer to this Host. Use {own}, or allow the name: pccl "
             f"master --http-host {name}, or MasterNode(http_hosts=[{name!r}])."
         )
 
 
 def host_in(header: str) -> str:
-    """Return the name or address in a Host header, without brackets, port and trailing dot, in lower case."""
+    """Return the name or address in a Host header, in lower case and without brackets, port and trailing dot."""
     text = header.strip().lower()
     if text.startswith("["):
         literal = LITERAL.fullmatch(text)
@@ -88,7 +88,7 @@ def host_in(header: str) -> str:
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
-    """Return host names and addresses in the form of `host_in`. ValueError."""
+    """Return host names and addresses, normalized as by `host_in`. ValueError if one is invalid."""
     given: Any = names
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(each, str) for each in given):
         raise ValueError(f"host names must be a list, not {names!r}")
@@ -101,7 +101,7 @@ def plain_name(name: str) -> str:
     if _address(inside) is not None:
         return inside
     if not NAME.fullmatch(text):
-        raise ValueError(f"{name!r} is not a host name: write it as browsers send it, without http:// and port")
+        raise ValueError(f"{name!r} is not a host name: write it without http:// and port")
     return text
 
 
@@ -115,7 +115,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 ANY_HOST = "/healthz"
-"""The path that is answered for any Host: probes use any address, and the answer has no data."""
+"""The path that is answered for any Host, because probes use any address and the answer contains no data."""
 
 
 class Routes:
@@ -134,19 +134,19 @@ class Routes:
         }
 
     def answer(self, method: str, target: str, host: str | None) -> Answer:
-        """Answer a request. `host` is its Host header, None if it has none."""
+        """Answer a request. `host` is its Host header, or None without one."""
         path = target.partition("?")[0]
         if path != ANY_HOST and host is not None and not self._hosts.know(host):
             return Answer(421, TEXT, f"{self._hosts.refusal(host)}\n".encode())
         maker = self._makers.get(path)
         if maker is None:
-            return Answer(404, TEXT, f"unknown path; there are {', '.join(self._makers)}\n".encode())
+            return Answer(404, TEXT, f"unknown path; known paths: {', '.join(self._makers)}\n".encode())
         if method not in ("GET", "HEAD"):
-            return Answer(405, TEXT, b"only GET and HEAD: nothing can be changed here\n", [("Allow", "GET, HEAD")])
+            return Answer(405, TEXT, b"this server is read-only: use GET or HEAD\n", [("Allow", "GET, HEAD")])
         return maker()
 
     def answer_to_peers(self) -> Answer:
-        text = f"this is the page of a pccl master, for browsers and without TLS: peers dial port {self._master_port}\n"
+        text = f"this is a pccl master's status page, for browsers without TLS; peers dial port {self._master_port}\n"
         return Answer(400, TEXT, text.encode(), [(PAGE_HEADER, str(self._master_port))])
 
     def _metrics(self) -> Answer:

@@ -1,7 +1,7 @@
 """Serves `routes` over HTTP/1.1 with h11, one request per connection, in the thread of the master's control plane.
 
-At most CONNECTIONS_MAX connections are open, and the oldest makes room for a new one. A request has at most
-HEAD_BYTES_MAX, its body is not read, and a connection ends after CONNECTION_S.
+At most CONNECTIONS_MAX connections are open; a new one replaces the oldest. A request head has at most HEAD_BYTES_MAX,
+its body is not read, and a connection is closed after CONNECTION_S.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADERS = [("Connection", "close"), ("Cache-Control", "no-store"), ("X-Content-T
 
 
 class WebServer:
-    """An HTTP server of a run's page. `serve` runs until it is cancelled."""
+    """The HTTP server for a run's status page. `serve` runs until it is cancelled."""
 
     def __init__(self, listener: socket.socket, routes: Routes) -> None:
         self._listener = listener
@@ -39,7 +39,7 @@ class WebServer:
             async with listener:
                 await trio.serve_listeners(self._serve_one, [listener])
         except Exception:
-            logger.exception("the page has ended; the master continues")
+            logger.exception("the status page has failed; the master continues")
 
     def forget_after_fork(self) -> None:
         self._listener.close()
@@ -51,9 +51,9 @@ class WebServer:
                 reader = self._readers.enter(addresses.plain_host(stream.socket.getpeername()), scope.cancel)
                 await self._answer(stream)
         except (OSError, trio.BrokenResourceError, h11.LocalProtocolError) as error:
-            logger.debug("a connection of the page was lost: %s", error)
+            logger.debug("a connection to the status page was lost: %s", error)
         except Exception:
-            logger.exception("a request of the page has failed; this is a bug of pccl")
+            logger.exception("a request to the status page has failed; this is a bug in pccl")
         finally:
             if reader is not None:
                 self._readers.leave(reader)

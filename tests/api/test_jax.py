@@ -144,7 +144,7 @@ def test_recv_of_jax_is_refused(three_peers: Cluster) -> None:
     ):
         error = refusal(call)
         assert error.result is Result.INVALID_ARGUMENT
-        assert "recv is a jax.Array, which cannot be written into; leave it out" in str(error)
+        assert "recv is a jax.Array, which cannot be written to; leave it out" in str(error)
 
 
 def test_traced_array_is_named(three_peers: Cluster) -> None:
@@ -186,7 +186,7 @@ def test_set_tree_is_atomic() -> None:
     wrong: list[tuple[Any, str]] = [
         (
             {"a": jnp.full(3, 2.0), "b": jnp.ones(4)},
-            r"leaf \['b'\] is float32\[4\], and in the state it is float32\[2\]",
+            r"leaf \['b'\] is float32\[4\], but in the state it is float32\[2\]",
         ),
         ({"a": jnp.full(3, 2.0), "b": jnp.ones(2, jnp.int32)}, r"leaf \['b'\] is int32\[2\], and in the state"),
         ({"a": jnp.full(3, 2.0)}, "tree structure mismatch: expected PyTreeDef"),

@@ -147,5 +147,5 @@ def test_export_continues_after_a_provider_error(cluster: Cluster, caplog: pytes
     exporter.close()
     assert [each for each in moody.taken if each is not None] == [2, 3]
     assert [record.message for record in caplog.records if "OpenTelemetry" in record.message] == [
-        "an export to OpenTelemetry failed; pccl retries: RuntimeError('the collector is away')"
+        "an export to OpenTelemetry failed; pccl will retry: RuntimeError('the collector is away')"
     ]

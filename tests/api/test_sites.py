@@ -116,5 +116,5 @@ def test_sites_join_and_are_evicted(master: MasterNode) -> None:
 
 @pytest.mark.parametrize(("site", "size"), [("a", 0), ("", 2), ("a", -1)])
 def test_site_name_and_size_belong_together(site: str, size: int) -> None:
-    with pytest.raises(PCCLError, match=r"belong together|not an integer in"):
+    with pytest.raises(PCCLError, match=r"give both|not an integer in"):
         Communicator("127.0.0.1:1", site=site, site_size=size)

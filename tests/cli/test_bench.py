@@ -182,14 +182,14 @@ def test_hosts_with_different_plans(master: MasterNode) -> None:
 
     hosts = together([lambda: host(("--memory",)), lambda: host(())])
     assert [done.returncode for done in hosts] == [1, 1]
-    assert hosts[0].stderr == "pccl bench: hosts were asked for different memory: True here, False on another\n"
-    assert hosts[1].stderr.startswith("pccl bench: hosts were asked for different ")
+    assert hosts[0].stderr == "pccl bench: hosts were given different memory: True here, False on another\n"
+    assert hosts[1].stderr.startswith("pccl bench: hosts were given different ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--kill", "--connections", "1,2"), "with --kill give one number of --connections"),
+        (("--kill", "--connections", "1,2"), "--kill needs a single number for --connections"),
         (("--kill", "--memory"), "--kill does not take --against, --memory or --plot"),
         (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: folder /nowhere does not exist"),
         (("--sizes", "4B", "--tensors", "2"), "4 bytes cannot be cut into 2 tensors of float32"),

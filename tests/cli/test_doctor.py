@@ -165,7 +165,7 @@ def judged(path: PathReport, advertised: tuple[str, int] | None = None) -> list[
 def test_nat_is_reported() -> None:
     nat = of(judged(healthy_path()), "nat")
     assert nat.verdict == "warning"
-    assert "this host sends from 10.0.0.5, and the master sees 203.0.113.7" in nat.text
+    assert "this host sends from 10.0.0.5, but the master sees 203.0.113.7" in nat.text
     assert "PCCL_ADVERTISE" in nat.advice
     assert of(judged(healthy_path(), ("203.0.113.7", 48150)), "nat").verdict == "ok"
 
@@ -185,7 +185,7 @@ def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctors, "_setting", lambda name: settings.get(name, "1"))
     small, large, idle = (check for check in judged(healthy_path()) if check.name == "windows")
     assert (small.verdict, large.verdict, idle.verdict) == ("warning", "ok", "warning")
-    assert "tcp_rmem lets one connection carry 503.3 Mbit/s at 100 ms" in small.text
+    assert "tcp_rmem limits one connection to 503.3 Mbit/s at 100 ms" in small.text
     assert "net.ipv4.tcp_rmem" in small.advice
     assert "slow_start_after_idle" in idle.advice
 
@@ -195,9 +195,9 @@ def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("bbr", True, 0.1, 100, "ok", "bbr here"),
         ("cubic", True, 0.1, 100, "ok", "links to distant peers use bbr"),
-        ("cubic", False, 0.001, 100, "ok", "which a short path does not need"),
-        ("cubic", False, 0.1, 0, "warning", "no packet of 100000 was lost"),
-        ("cubic", False, 0.1, 100, "warning", "(0.10%), at which a connection carries 4.4 Mbit/s"),
+        ("cubic", False, 0.001, 100, "ok", "a short path does not need it"),
+        ("cubic", False, 0.1, 0, "warning", "none of 100000 packets were lost"),
+        ("cubic", False, 0.1, 100, "warning", "(0.10%), which limits a connection to 4.4 Mbit/s"),
     ],
 )
 def test_congestion_control(

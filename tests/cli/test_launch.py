@@ -173,7 +173,7 @@ def test_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "text"),
     [
         (["--nnodes", "2", "x.py"], "pccl launch: this node's number is unknown: give --node-rank, or set NODE_RANK"),
-        (["--http", "--master", "nowhere:1", "x.py"], "shows the run of a master that is started here; give it to the"),
+        (["--http", "--master", "nowhere:1", "x.py"], "needs a master that is started here; give --http to the"),
         (["--fail-fast", "--tolerate-losses", "x.py"], "not allowed with argument --fail-fast"),
     ],
 )
@@ -280,7 +280,7 @@ def test_dead_script(launch: Launch) -> None:
 def test_tolerate_losses(launch: Launch) -> None:
     run = launch("--tolerate-losses", count=3)
     run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
-    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL: the others go on")
+    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL; the others continue")
     run.tell("0", "sys.exit()")
     run.tell("2", "sys.exit()")
     assert run.wait() == 0
@@ -290,7 +290,7 @@ def test_tolerate_losses(launch: Launch) -> None:
 def test_tolerate_losses_fails_on_errors(launch: Launch) -> None:
     run = launch("--tolerate-losses", count=3)
     run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
-    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL: the others go on")
+    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL; the others continue")
     run.tell("2", "sys.exit(3)")
     run.stderr.expect(r"pccl launch: \[2\] exited with code 3")
     run.tell("0", "sys.exit()")
@@ -404,7 +404,7 @@ def test_page(tmp_path: Path) -> None:
     command = _pccl("launch", "-n", "2", "--http", "--fail-fast", script, str(seen))
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        shown = Lines(process.stderr).expect(r"pccl launch: shows the run at (http://127\.0\.0\.1:\d+/)")
+        shown = Lines(process.stderr).expect(r"pccl launch: the run's status page is at (http://127\.0\.0\.1:\d+/)")
         with urllib.request.urlopen(shown[1], timeout=TIMEOUT_S) as page:
             assert page.status == 200
         seen.touch()

@@ -293,7 +293,7 @@ def test_names_are_not_markup() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(render(RunStatus(**values)))
     assert out.getvalue().count(odd) == 5
-    assert "sync_shared_state for peers 3, 4, 75 s; the master waits for its answer, 12 s; gives no" in out.getvalue()
+    assert "sync_shared_state for peers 3, 4, 75 s; the master waits for its answer, 12 s; sends no" in out.getvalue()
 
 
 def test_figures_of_links_and_stragglers_are_shown() -> None:

@@ -127,7 +127,7 @@ def test_lost_donor_leaves_no_wrong_byte(cluster: Cluster, devices: list[FakeDev
     device.read = read  # type: ignore[method-assign]
     outcomes = cluster.outcomes(lambda peer, i: peer.sync_shared_state(state_of(held[i], 5 - i)))
     assert outcomes[0].result is Result.NOT_INITIALIZED
-    assert "overwritten here, at least in part: x" in str(outcomes[1])
+    assert "overwritten here at least partly: x" in str(outcomes[1])
     closing[0].result()
     device.reads_held.set()
     found = held[1].settled()

@@ -86,8 +86,8 @@ def add(values: Any = None, quantum: float = 1.0, **others: Any) -> None:
         ({"quantum": float("nan")}, "power of two"),
         ({"amounts": [1, 2]}, "1 directions, but 2 amounts"),
         ({"amounts": [SUM_MAX + 1]}, "more than"),
-        ({"directions": [2**32]}, "direction 4294967296 must have 32 bits"),
-        ({"step": -1}, "step -1 must have 32 bits"),
+        ({"directions": [2**32]}, "direction 4294967296 must fit 32 bits"),
+        ({"step": -1}, "step -1 must fit 32 bits"),
         ({"seed": 2**64}, "64 bits"),
     ],
 )

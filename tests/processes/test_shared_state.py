@@ -61,7 +61,7 @@ def test_sync_fails_when_the_last_donor_is_killed(run: Run, file: Path) -> None:
     answer = transfer.receiver.answer()
     assert answer.error == "NO_SHARED_STATE_AVAILABLE"
     assert "donor 1" in answer.text
-    assert "overwritten here, at least in part: x" in answer.text
+    assert "overwritten here at least partly: x" in answer.text
     assert transfer.receiver.do("sync", name="s") == [0, 0, 0], "it is the whole group now, with what it has"
 
 

@@ -280,7 +280,7 @@ def test_who_has_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_devices_of_one_actor_are_refused(three: list[PCCLGroup]) -> None:
-    with pytest.raises(PCCLError, match="one for each actor"):
+    with pytest.raises(PCCLError, match="only one per actor"):
         three[0].allreduce([np.ones(1), np.ones(1)])
 
 

@@ -85,7 +85,7 @@ def test_invalid_quantizations(text: str, complaint: str) -> None:
         ({"sizes_bytes": [4], "tensors": [2]}, "4 bytes cannot be cut into 2 tensors of float32"),
         ({"dtype": "int32", "quantizations": ["none", "min-max"]}, "--quantize min-max: only float tensors"),
         ({"dtype": "float16", "quantizations": ["cast:bfloat16"]}, "--quantize cast:bfloat16: a CAST of FLOAT16"),
-        ({"collectives": ["all_gather"], "tensors": [1, 2]}, "--tensors and --quantize are for all_reduce alone"),
+        ({"collectives": ["all_gather"], "tensors": [1, 2]}, "--tensors and --quantize apply only to all_reduce"),
         ({"collectives": ["all_gather"], "peers": [3], "sizes_bytes": [8]}, "2 elements cannot be divided among 3"),
     ],
 )

@@ -70,7 +70,7 @@ def test_page() -> None:
     options = ["--peers", "1", "--steps", "50", "--inner-steps", "5", "--no-kill", "--no-join", "--http"]
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        address = next(line for line in running.stdout if line.startswith("the run is shown at ")).split()[-1]
+        address = next(line for line in running.stdout if line.startswith("the run's status page is at ")).split()[-1]
         with urllib.request.urlopen(f"{address}status.json", timeout=TIMEOUT_S) as status:
             assert status.status == 200
         running.send_signal(signal.SIGINT)

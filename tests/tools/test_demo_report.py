@@ -84,7 +84,7 @@ FLAWS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     ),
     "the newcomer was not seen": ("join", lambda facts: _replace_row(facts, 4, events=[])),
     "world sizes differ": ("agreement", lambda facts: _replace_row(facts, 3, agreed=False)),
-    "another loss": ("other failures", lambda facts: facts["problems"].append("peer 1 ended by itself")),
+    "another loss": ("other failures", lambda facts: facts["problems"].append("peer 1 exited unexpectedly")),
 }
 
 

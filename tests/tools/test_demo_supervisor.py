@@ -156,7 +156,7 @@ def test_unplanned_loss() -> None:
     demo.done([0, 1, 2], 0)
     demo.done([1], 1, 3)
     demo.exited(1, 1, "Traceback\nValueError: boom")
-    assert demo.report.problems == ["peer 1 ended by itself with exit code 1: Traceback\nValueError: boom"]
+    assert demo.report.problems == ["peer 1 exited unexpectedly with exit code 1: Traceback\nValueError: boom"]
     assert not demo.supervisor.over
     demo.done([0, 2], 1, aborted=1)
     assert [(event.kind, event.peer) for event in demo.report.rows[1].events] == [("lost", None), ("retried", None)]

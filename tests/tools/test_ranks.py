@@ -44,10 +44,10 @@ def test_node(count: int | None, rank: int | None, environment: dict[str, str], 
     [
         (2, None, {}, "give --node-rank, or set NODE_RANK"),
         (2, None, {"WORLD_SIZE": "8", "RANK": "1"}, "give --node-rank"),
-        (2, 2, {}, "node rank 2: must be from 0 to 1 of 2 nodes"),
+        (2, 2, {}, "node rank 2: must be from 0 to 1 with 2 nodes"),
         (None, None, {"NNODES": "two"}, "NNODES 'two' is not a number"),
         (2, None, {"NODE_RANK": "one"}, "NODE_RANK 'one' is not a number"),
-        (None, 1, {}, "must be from 0 to 0 of 1 nodes"),
+        (None, 1, {}, "must be from 0 to 0 with 1 nodes"),
     ],
 )
 def test_unknown_node(count: int | None, rank: int | None, environment: dict[str, str], text: str) -> None:

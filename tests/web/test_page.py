@@ -64,7 +64,7 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         ring = part(dom, "rings")
         assert ring.count("<circle") == 3
         assert ring.count('class="hollow"') == 1
-        assert len(re.findall(r"measured [\d.,]+ .?bit/s [\d.]+ s ago, [\d.]+ ms there and back", ring)) == 2
+        assert len(re.findall(r"measured [\d.,]+ .?bit/s [\d.]+ s ago, [\d.]+ ms round trip", ring)) == 2
         assert ring.count('class="waits wait"') == 1
         assert "2 peers, mesh" in ring
         assert "953010001" in part(dom, "peers")

@@ -1,9 +1,9 @@
-"""One case of a benchmark on one rank: its arrays, its timed calls and the check of the result.
+"""One benchmark case on one rank: its arrays, its timed calls and the check of the result.
 
 Each rank contributes small integers that depend on its number, so results are exact in every type. The contenders take
-turns on the same arrays, each turn starting with another one. Filling the arrays, the barrier and the check are not
-timed. Ranks that share a machine check after a second barrier: the first to end must not take cores from the last.
-The size of a case is that of the larger array, as in nccl-tests.
+turns on the same arrays, with a different one first in each iteration. Filling the arrays, the barrier and the check
+are not timed. Ranks that share a machine check after a second barrier, so that the first to finish does not take cores
+from the last. The size of a case is that of the larger array, as in nccl-tests.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ WATCH_S = 0.0005
 Array = NDArray[Any]
 Call = Callable[[], object]
 Ruler = Any
-"""Another implementation. Its methods have the names of collectives and return a call; a collective without a method
-is not measured with it."""
+"""Another implementation. Its methods are named like the collectives and return a call; collectives for which it has
+no method are not measured with it."""
 
 
 class Memory(msgspec.Struct, frozen=True):
     """The engine's memory beyond the caller's arrays."""
 
     scratch_bytes_max: int
-    """The most that ops had in use at any time."""
+    """The maximum that ops used at any time."""
     held_bytes_max: int
-    """The most at any time, with memory that is kept for later ops."""
+    """The maximum at any time, including memory that is kept for later ops."""
 
 
 class Samples(msgspec.Struct, frozen=True):
@@ -71,14 +71,14 @@ def measure_case(
     *,
     shares_machine: bool,
 ) -> Samples:
-    """Measure a case on this rank, next to the rulers."""
+    """Measure a case on this rank, with pccl and the rulers."""
     work = Work(case, communicator)
     contenders = {PCCL: None, **{name: one for name, one in rulers.items() if hasattr(one, case.collective)}}
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
 
     def turn(ruler: Ruler | None) -> float:
-        """Run pccl or a ruler once, check the result, and return the seconds that it took."""
+        """Run pccl or a ruler once, check the result, and return the elapsed seconds."""
         call, check = work.prepared(ruler)
         barrier()
         start_s = time.perf_counter()
@@ -112,7 +112,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def watched_memory(stats: Callable[[], Mapping[str, int]], turn: Call) -> Memory:
-    """Return the most memory seen during some untimed turns, by polling `stats` from a thread."""
+    """Return the peak memory during some untimed turns, by polling `stats` from a thread."""
     is_over = threading.Event()
     scratch, held = [0], [0]
 
@@ -136,10 +136,10 @@ def watched_memory(stats: Callable[[], Mapping[str, int]], turn: Call) -> Memory
 
 
 class Work:
-    """The arrays of a case, the calls on them and the expected results.
+    """A case's arrays, the calls on them and the expected results.
 
-    A row from one rank to another holds a pattern plus a mark of both, a contribution to a sum the pattern plus the
-    rank. The root of a collective, and the sender of `send`, is rank 0; its receiver is rank 1.
+    A row from one rank to another holds a pattern plus a mark for both ranks; a contribution to a sum holds the pattern
+    plus the rank. Rank 0 is the root of a collective and the sender of `send`; rank 1 is the receiver.
     """
 
     def __init__(self, case: Case, communicator: Communicator) -> None:
@@ -161,7 +161,7 @@ class Work:
             self._recv = np.empty_like(self._given)
 
     def _given_and_expected(self) -> tuple[Array, Array | None]:
-        """Return the input, and the result unless this rank has none."""
+        """Return the input and the expected result, or None if this rank gets no result."""
         own, row, whole, world = self._rank, self._row, self._whole, self._world_size
         ranks = range(world)
         match self._case.collective:
@@ -194,7 +194,7 @@ class Work:
         return np.stack([self._marked(self._row, mark) for mark in marks])
 
     def prepared(self, ruler: Ruler | None) -> tuple[Call, Callable[[], None]]:
-        """Fill the arrays. Return the call of pccl or a ruler, and the check of its result. Rulers work in place."""
+        """Fill the arrays. Return the call of pccl or a ruler, and a check of its result. Rulers work in place."""
         given, expected = self._given, self._expected
         is_in_place = ruler is not None or self._case.in_place
         send, recv = self._send, self._recv
@@ -213,7 +213,7 @@ class Work:
             if expected is not None:
                 self._check(result, expected, None if ruler is not None else self._options)
             if not is_in_place and self._case.collective == ALL_REDUCE and not np.array_equal(send, given):
-                raise RuntimeError("the reduce has changed its input")
+                raise RuntimeError("the reduce has modified its input")
 
         return call, check
 
@@ -250,7 +250,7 @@ class Work:
             handle.result()
 
     def _call_of(self, ruler: Ruler, send: Array, recv: Array) -> tuple[Call, Array]:
-        """Return the call of a ruler, and the array that has its result."""
+        """Return a ruler's call and the array that holds its result."""
         collective = self._case.collective
         method = getattr(ruler, collective)
         if collective == BARRIER:
@@ -265,7 +265,7 @@ class Work:
         return method(send, recv), recv
 
     def _check(self, result: Array, expected: Array, quantization: QuantizationOptions | None) -> None:
-        """Raise RuntimeError for a wrong result: its time would be worthless."""
+        """Raise RuntimeError for a wrong result, whose time would be meaningless."""
         if quantization is None:
             if not np.array_equal(result, expected):
                 raise RuntimeError("wrong result")

@@ -1,6 +1,6 @@
-"""torch's Gloo, on the arrays of pccl: a tensor made from an array shares its memory.
+"""torch's Gloo on the same arrays as pccl: a tensor made from an array shares its memory.
 
-Imported only on request, because it imports torch. torch itself runs on one thread; Gloo has its default threads.
+This module is imported only on request, because it imports torch. torch uses one thread, Gloo its default threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Call = Callable[[], object]
 
 
 class Gloo:
-    """A rank of a Gloo process group. Its ranks find each other through `store`."""
+    """One rank in a Gloo process group, whose ranks find each other through `store`."""
 
     def __init__(self, rank: int, world_size: int, store: Any, interface: str | None) -> None:
         if interface is not None:
@@ -94,7 +94,7 @@ class Gloo:
 
 
 def tcp_store(address: str, port: int, world_size: int, *, serves: bool) -> Any:
-    """Return a store through which ranks meet. One rank serves it; port 0 is any free port."""
+    """Return a store through which the ranks find each other. One rank serves it; port 0 picks any free port."""
     timeout = timedelta(seconds=TIMEOUT_S)
     return distributed.TCPStore(address, port, world_size, serves, timeout, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""Benchmarks between processes of this machine: a master and its peers."""
+"""Benchmarks between processes on this machine: a master and its peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHUTDOWN_TIMEOUT_S = 5.0
 
 
 def measure(plan: Plan) -> Iterator[Row]:
-    cases(plan)  # refuses a plan before a process starts
+    cases(plan)  # rejects an invalid plan before any process starts
     token = secrets.token_urlsafe() if plan.encrypt else None
     for world_size in plan.peers:
         peer = LocalPeer("", 0, plan=msgspec.structs.replace(plan, peers=[world_size]))
@@ -35,8 +35,8 @@ def measure(plan: Plan) -> Iterator[Row]:
 def measure_kill(plan: KillPlan) -> KillReport:
     """Kill one of the peers in the middle of a reduce, and return the cost to the others.
 
-    A gap is the time between the ends of two consecutive committed reduces of a survivor. The usual gap is a step; the
-    longest one contains the loss, the new view and the reduce after it.
+    A gap is the time between the ends of two consecutive committed reduces on a survivor. A usual gap is one step; the
+    longest gap contains the loss, the new view and the following reduce.
     """
     steps: list[list[Step]] = [[] for _ in range(plan.peers)]
     killed_at_s: float | None = None
@@ -60,7 +60,7 @@ def survivor(rank: int, steps: list[Step], killed_at_s: float) -> Survivor:
     gaps_s = [(later - earlier, later) for earlier, later in itertools.pairwise(ends_s)]
     usual_s = [gap_s for gap_s, end_s in gaps_s if end_s < killed_at_s]
     after = [step for step in steps if step.end_s >= killed_at_s]
-    # A peer killed between two reduces is missed in the second; a survivor may note the end of the first later.
+    # A peer killed between two reduces is missing from the second; a survivor may see the first end after the kill.
     interrupted = next((step for step in after if step.verdict != COMMIT), after[0] if after else None)
     if interrupted is None or not usual_s:
         raise ToolError(f"rank {rank} did not reduce both before and after the kill")
@@ -69,7 +69,7 @@ def survivor(rank: int, steps: list[Step], killed_at_s: float) -> Survivor:
 
 @contextmanager
 def _peers(peer: LocalPeer, count: int, token: str | None = None) -> Iterator[tuple[Processes, list[Child]]]:
-    """Start a master and a number of such peers for as long as the block lasts."""
+    """Run a master and `count` such peers during the `with` block."""
     node = MasterNode(listen_address="127.0.0.1:0", token=token)
     node.run()
     try:
@@ -88,7 +88,7 @@ def _peers(peer: LocalPeer, count: int, token: str | None = None) -> Iterator[tu
 def _messages(
     processes: Processes, children: list[Child], kind: Any, victim: Child | None = None
 ) -> Iterator[tuple[Child, Any]]:
-    """Yield the messages of all peers until they have ended. ToolError if one other than the victim fails."""
+    """Yield all peers' messages until they have ended. ToolError if a peer other than the victim fails."""
     running = set(children)
     while running:
         event = processes.next_event()

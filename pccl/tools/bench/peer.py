@@ -1,9 +1,9 @@
 """One peer of a benchmark: `pccl bench --master` on each host, or `python -m pccl.tools.bench.peer JSON` here.
 
-Peers agree by collectives of the run that is measured: an all-reduce makes each iteration's time that of its slowest
-rank, so all peers have the same rows. Raw ring and Gloo open ports of their own, at the local address of connections to
-the master, or another host if the master is on the same host. Peers of one machine synchronize by the raw ring's
-barrier, those of several by pccl's.
+Peers agree by using collectives of the measured run: an all-reduce sets each iteration's time to that of its slowest
+rank, so all peers have the same rows. Raw ring and Gloo open their own ports at the local address of connections to the
+master or, if the master is on the same host, to another host. Peers on one machine synchronize with the raw ring's
+barrier, peers on several machines with pccl's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl.tools.bench.report import KillPlan, Row, row
 from pccl.tools.report import ToolError
 
 SERVICE_TAG = 1 << 32
-"""The tag of ops that are not measured. Cases count their tags from 0."""
+"""The tag for ops that are not measured. Cases number their tags from 0."""
 
 
 COMMIT = "commit"
@@ -41,7 +41,7 @@ class LocalPeer(msgspec.Struct, frozen=True):
     number: int
     plan: Plan | None = None
     kill: KillPlan | None = None
-    """Instead of a plan."""
+    """Given instead of `plan`."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> Iterator[Row]:
-    """Measure as one peer of the run of `master` (HOST:PORT). With `is_local` all peers are on this machine."""
+    """Measure as one peer in the run of `master` (HOST:PORT). With `is_local`, all peers are on this machine."""
     (world_size,) = plan.peers
     todo = cases(plan)
     try:
@@ -77,7 +77,7 @@ def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> I
 
 
 def reduce_until_loss(plan: KillPlan, master: str) -> Iterator[Step]:
-    """Reduce until a peer was lost and `steps_after` reduces were committed after it."""
+    """Reduce until a peer was lost and `steps_after` further reduces were committed."""
     with Communicator(master, connections=plan.connections) as communicator:
         communicator.wait_for_peers(plan.peers)
         template = np.random.default_rng().standard_normal(plan.bytes // 4, dtype=np.float32)
@@ -116,7 +116,7 @@ def _check_agreement(communicator: Communicator, plan: Plan) -> None:
     for text in _gather(communicator, msgspec.json.encode(plan).decode()):
         for field, theirs in msgspec.json.decode(text).items():
             if theirs != own.get(field):
-                raise ToolError(f"hosts were asked for different {field}: {own.get(field)} here, {theirs} on another")
+                raise ToolError(f"hosts were given different {field}: {own.get(field)} here, {theirs} on another")
 
 
 def _join_rulers(plan: Plan, communicator: Communicator, master: str, resources: ExitStack) -> dict[str, Ruler]:
@@ -139,11 +139,11 @@ def _join_raw_ring(communicator: Communicator, master: str) -> Ruler:
         return join_ring(communicator.membership.rank, addresses, listener)
     except OSError as error:
         places = ", ".join(f"{host} port {port}" for host, port in addresses)
-        raise ToolError(f"the raw ring through {places} has not closed: {error}") from error
+        raise ToolError(f"the raw ring through {places} could not be closed: {error}") from error
 
 
 def _join_gloo(communicator: Communicator, master: str) -> Ruler:
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of hosts without names
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about hosts without names
     from pccl.tools.bench.gloo import Gloo, interface_of, tcp_store
 
     rank, world_size = communicator.membership.rank, communicator.world_size
@@ -158,14 +158,14 @@ def _join_gloo(communicator: Communicator, master: str) -> Ruler:
 
 
 def _own_address(communicator: Communicator, master: str) -> str:
-    """Return an address of this host that the others can reach."""
+    """Return an address of this host that the other hosts can reach."""
     own = _address_towards(_host(master))
     others = [address for address in _gather(communicator, own) if not _is_loopback(address)]
     return _address_towards(others[0]) if others and _is_loopback(own) else own
 
 
 def _address_towards(host: str) -> str:
-    """Return the local address of packets to `host`. Without traffic."""
+    """Return the source address of packets to `host`, without sending any."""
     family, kind, protocol, _, destination = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as one:
         one.connect(destination)

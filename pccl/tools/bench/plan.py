@@ -1,9 +1,9 @@
-"""The plan of a benchmark and its cases, checked before anything starts, and the quantizations of the command line.
+"""A benchmark's plan and its cases, checked before anything starts, and the quantizations on the command line.
 
     min-max  min-max:int8  zero-point-scale:uint4:block=128  cast:bfloat16  min-max:stochastic:seed=7
 
-An algorithm comes first, then, in any order and each at most once: the type of a code (`uint4` and `int4` are 4 bits
-of the 8-bit types), `block=N` elements that share a scale, `stochastic` rounding, and its `seed=N`.
+The algorithm comes first, followed in any order and at most once by the code type (`uint4` and `int4` are 4-bit codes
+in the 8-bit types), `block=N` elements that share a scale, `stochastic` rounding, and its `seed=N`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ CODES = {
     "bfloat16": (DataType.BFLOAT16, 16),
     "float16": (DataType.FLOAT16, 16),
 }
-# Error of one quantization relative to the block's range (codes) or the value (casts); twice that if stochastic.
+# The error of one quantization, relative to the block's range (codes) or the value (casts). It doubles if stochastic.
 _CODE_ERRORS = {4: 1 / 29, 8: 1 / 505, 16: 1 / 125_000}
 _CAST_ERRORS = {DataType.BFLOAT16: 2**-8, DataType.FLOAT16: 2**-11}
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A benchmark: all combinations of its lists are measured."""
+    """A benchmark's options. All combinations of its lists are measured."""
 
     peers: list[int]
     connections: list[int]
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One collective over `bytes`, cut into `tensors` concurrent tensors, for a number of iterations."""
+    """One collective over `bytes`, split into `tensors` concurrent tensors, for a number of iterations."""
 
     bytes: int
     tensors: int
@@ -93,7 +93,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def cases(plan: Plan) -> list[Case]:
-    """Return the cases for each number of peers and connections, or raise ToolError if one cannot be measured."""
+    """Return the cases for each number of peers and connections. ToolError if a case cannot be measured."""
     dtype = np.dtype(plan.dtype)
     for size_bytes in plan.sizes_bytes:
         if size_bytes % dtype.itemsize or size_bytes // dtype.itemsize < max(plan.tensors):
@@ -107,7 +107,7 @@ def cases(plan: Plan) -> list[Case]:
             raise ToolError(f"--quantize {text}: {error}") from None
     if plan.collectives != [ALL_REDUCE]:
         if plan.tensors != [1] or plan.quantizations != [UNQUANTIZED]:
-            raise ToolError("--tensors and --quantize are for all_reduce alone: measure it by itself")
+            raise ToolError("--tensors and --quantize apply only to all_reduce: measure it by itself")
         smallest = min(plan.sizes_bytes) // dtype.itemsize
         if smallest < max(plan.peers):
             raise ToolError(f"{smallest} elements cannot be divided among {max(plan.peers)} peers")
@@ -129,7 +129,7 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def parse_quantization(text: str) -> QuantizationOptions | None:
-    """Return the options of a quantization, None for `none`, or raise ValueError."""
+    """Return the options for a quantization, or None for `none`. ValueError if it is invalid."""
     if text == UNQUANTIZED:
         return None
     name, *words = text.split(":")
@@ -166,7 +166,7 @@ def parse_quantization(text: str) -> QuantizationOptions | None:
 
 
 def error_max(options: QuantizationOptions, world_size: int, largest: float, epsilon: float) -> float:
-    """Return a bound of the error of a quantized sum with elements from 0 to `largest`, in a type of this precision.
+    """Return an error bound for a quantized sum whose elements range from 0 to `largest`, in a type with this epsilon.
 
     The direct algorithm quantizes twice at the full range, the ring W times at growing ranges.
     """
@@ -183,7 +183,7 @@ _BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a size such as `64MiB`, `1.5 GiB`, `4KB` or `4096`, or raise ValueError."""
+    """Return the number of bytes in a size such as `64MiB`, `1.5 GiB`, `4KB` or `4096`. ValueError if it is invalid."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 4096, 4KiB or 64MiB")

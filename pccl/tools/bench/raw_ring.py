@@ -1,12 +1,12 @@
-"""A ring of plain sockets and NumPy adds, the benchmark's lower bound of time.
+"""A ring of plain sockets and NumPy adds, which gives the benchmark a lower bound on time.
 
-It moves the bytes that a ring all-reduce must move over one TCP connection per neighbour, without frames, checksums,
-agreement or recovery. Its time is what this machine's TCP and memory allow; between hosts, what one TCP stream does.
+It moves the bytes that a ring all-reduce must move, over one TCP connection per neighbour, without frames, checksums,
+agreement or recovery. Its time is limited by this machine's TCP and memory or, between hosts, by one TCP stream.
 
-The array is cut into one chunk per rank. In step t of 2(W-1) a rank sends chunk r-t and receives chunk r-t-1, all
-modulo W. In the first W-1 steps it adds the received chunk to its own, later it replaces its own. A step sends the
-chunk received in the step before, so the steps run as one stream: a byte is sent as soon as it is received and added.
-A reduce-scatter is the first half, an all-gather the second; a broadcast passes once around the ring from rank 0.
+The array is split into one chunk per rank. In step t of 2(W-1), a rank sends chunk r-t and receives chunk r-t-1, all
+modulo W. In the first W-1 steps it adds the received chunk to its own; in later steps it replaces its own. A step sends
+the chunk received in the previous step, so the steps form one stream: a byte is sent as soon as it is received and
+added. A reduce-scatter is the first half, an all-gather the second; a broadcast goes once around the ring from rank 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Larger or smaller segments (64 KiB, 1 MiB) measured no better.
+# Smaller and larger segments (64 KiB, 1 MiB) were no faster in measurements.
 SEGMENT_BYTES = 256 << 10
 JOIN_TIMEOUT_S = 60.0
 
@@ -28,12 +28,12 @@ Call = Callable[[], None]
 
 
 def chunk_bounds(count: int, world_size: int) -> list[int]:
-    """Return the bounds of chunks: chunk c spans the elements from bound c to bound c + 1."""
+    """Return the chunk bounds. Chunk c spans the elements from bound c to bound c + 1."""
     return [count * c // world_size for c in range(world_size + 1)]
 
 
 class _Spans:
-    """A cursor over the byte ranges of chunks, in the order of sending or receiving."""
+    """A cursor over the chunks' byte ranges, in sending or receiving order."""
 
     def __init__(self, bounds: list[int], chunks: list[int]) -> None:
         spans = [(bounds[c], bounds[c + 1]) for c in chunks if bounds[c] < bounds[c + 1]]
@@ -53,10 +53,10 @@ class _Spans:
 
 
 def join_ring(rank: int, addresses: list[tuple[str, int]], listener: socket.socket) -> RawRing:
-    """Connect a rank of a ring, given all listeners' addresses, and close its own. OSError without a neighbour."""
+    """Connect a rank to its neighbours, given all listeners' addresses, and close `listener`. OSError on failure."""
     with listener:
         listener.settimeout(JOIN_TIMEOUT_S)
-        # The backlog completes the dial, so no order between ranks is needed.
+        # The listen backlog completes a dial before accept(), so ranks may connect in any order.
         next_socket = socket.create_connection(addresses[(rank + 1) % len(addresses)], JOIN_TIMEOUT_S)
         previous_socket, _ = listener.accept()
     next_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,7 +84,7 @@ class RawRing:
             end.setblocking(False)
 
     def barrier(self) -> None:
-        """Return when every rank has called it: a token passes around once to gather and once to release."""
+        """Return once every rank has called it. A token goes around the ring once to gather and once to release."""
         for _ in range(2):
             if self._rank == 0:
                 self._send_token()
@@ -94,18 +94,18 @@ class RawRing:
                 self._send_token()
 
     def all_reduce(self, values: NDArray[Any], tensors: int = 1) -> Call:
-        """Return a call that replaces contiguous `values` by their sum, as one tensor."""
+        """Return a call that replaces contiguous `values` with their sum, as one tensor."""
         steps = 2 * (self._world_size - 1)
         return partial(self._stream, values, self._rank, steps, added_steps=steps // 2)
 
     def reduce_scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> tuple[Call, NDArray[Any]]:
-        """Return a call, and the view of `send` that has this rank's part of the sum after it."""
+        """Return a call, and the view of `send` that holds this rank's part of the sum after the call."""
         steps = self._world_size - 1
         part = send.reshape(self._world_size, -1)[self._rank]
         return partial(self._stream, send, self._rank - 1, steps, added_steps=steps), part
 
     def all_gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Call:
-        """Return a call that fills `recv` with the rows of all ranks; `send` is this rank's row of it."""
+        """Return a call that fills `recv` with the rows of all ranks; `send` is this rank's row in `recv`."""
         return partial(self._stream, recv, self._rank, self._world_size - 1, added_steps=0)
 
     def broadcast(self, array: NDArray[Any]) -> Call:
@@ -115,7 +115,7 @@ class RawRing:
         return partial(self._pass_on, array, 1)
 
     def _stream(self, values: NDArray[Any], first: int, step_count: int, added_steps: int) -> None:
-        """Send chunks `first`, `first - 1`, ... and receive their successors, adding the first `added_steps`."""
+        """Send chunks `first`, `first - 1`, ... and receive the next ones, adding the first `added_steps` of them."""
         world_size, itemsize = self._world_size, values.itemsize
         bounds = [bound * itemsize for bound in chunk_bounds(values.size, world_size)]
         chunks = [(first - step) % world_size for step in range(step_count + 1)]
@@ -139,7 +139,7 @@ class RawRing:
         held = 0  # bytes of an unfinished element at the start of the segment
 
         while outgoing.done_bytes < outgoing.total_bytes or incoming.done_bytes < incoming.total_bytes:
-            # After its own chunk a rank sends what it has received, in the same order.
+            # After its own chunk, a rank sends what it has received, in the same order.
             sendable = min(outgoing.total_bytes, own_bytes + incoming.done_bytes) - outgoing.done_bytes
             sent = self._send(data[outgoing.next(sendable)]) if sendable else 0
             outgoing.advance(sent)

@@ -1,7 +1,7 @@
-"""Results of a benchmark: rows, tables, JSON and plots.
+"""A benchmark's results: rows, tables, JSON and plots.
 
-A dimension of the plan that differs between rows is a column of the table and a part of the names of lines in the plot.
-One that is the same in all rows is named in the title, unless it has its default.
+If a dimension of the plan differs between rows, it is a column in the table and a part of the line names in the plot.
+If it is the same in all rows, the title names it unless it has its default.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True):
     per_cent_of_raw_ring: float | None
     times_as_fast_as_gloo: float | None
     memory: Memory | None
-    """The most over all ranks."""
+    """The maximum over all ranks."""
     collective: str = ALL_REDUCE
 
 
@@ -89,7 +89,7 @@ class KillPlan(msgspec.Struct, frozen=True):
 
 
 class Survivor(msgspec.Struct, frozen=True):
-    """The cost of a peer's loss to one of the others."""
+    """The cost of a peer's loss to one of the remaining peers."""
 
     rank: int
     verdict: str
@@ -113,7 +113,7 @@ def row(
     slowest_s: Mapping[str, Sequence[float]],
     memory: Memory | None,
 ) -> Row:
-    """Return the row of a case from the seconds of each contender's iterations, each that of the slowest rank."""
+    """Return a case's row. `slowest_s` has, for each contender and iteration, the seconds of the slowest rank."""
     timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
     pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
     return Row(
@@ -127,7 +127,7 @@ def row(
 
 
 def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int, collective: str = ALL_REDUCE) -> Timing:
-    """Return the times and rates of a case; bus bandwidth as in nccl-tests: the rate of the busiest link."""
+    """Return a case's times and rates. Bus bandwidth is the rate of the busiest link, as in nccl-tests."""
     median_s = statistics.median(slowest_s)
     p95_s = statistics.quantiles(slowest_s, n=20, method="inclusive")[-1] if len(slowest_s) > 1 else median_s
     rate = 0.0 if collective == BARRIER else size_bytes / median_s
@@ -150,7 +150,7 @@ def this_machine(*, with_torch: bool) -> Machine:
 
 
 class Dimension(NamedTuple):
-    """A quantity, other than the size, that a benchmark can vary."""
+    """A quantity other than the size that a benchmark can vary."""
 
     field: str
     heading: str
@@ -187,7 +187,7 @@ def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 
 def _results(plan: Plan, row: Row) -> dict[str, str]:
-    """Return the results by heading. With the size and one more column they fit into 80 characters."""
+    """Return the results by heading. With the size and one more column, they fit into 80 characters."""
     cells = {
         "size": "-" if row.collective == BARRIER else format_bytes(row.bytes),
         "median": format_seconds(row.pccl.median_s),
@@ -216,7 +216,7 @@ def _title(plan: Plan, rows: Sequence[Row]) -> str:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table. Its lines stay whole where they are wider than the console: numbers must not be cut off."""
+    """Print a table. Lines wider than the console stay whole, because numbers must not be cut off."""
     console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
     console.print(table)
 
@@ -245,7 +245,7 @@ def kill_table(report: KillReport) -> Table:
 
 
 def draw_plot(plan: Plan, rows: Sequence[Row], path: str) -> None:
-    """Draw time and bus bandwidth against size: solid lines for pccl, dashed ones for the raw ring and Gloo."""
+    """Draw time and bus bandwidth against size, with solid lines for pccl and dashed ones for the raw ring and Gloo."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -1,6 +1,6 @@
 """The demo's text, its byte-level language model in NumPy with a hand-written backward pass, and AdamW.
 
-The model maps a window of the last `K` bytes to a distribution over the next one:
+The model maps a window of the last `K` bytes to a distribution over the next byte:
 
     e  = embedding[window]               (N, K*E)
     h1 = relu(e @ W_in + b_in)           (N, H)
@@ -8,10 +8,10 @@ The model maps a window of the last `K` bytes to a distribution over the next on
     y  = h2 @ W_out + b_out              (N, 256)  logits
     loss = mean over N of -log softmax(y)[next byte], in nats
 
-`W_out` and all biases start at zero, so an untrained model has a loss of exactly 8 bits per byte. All parameters lie in
-one flat vector of four contiguous parts; the all-reduce works on parts, the optimizer on the vector, the model on
-views. A batch is `(S, K+T)` bytes: S sequences with T predictions each (N = S*T). Windows of a sequence overlap, so
-its bytes are embedded once and windows are a strided view; the backward pass adds the K shifted gradients of a byte.
+`W_out` and all biases start at zero, so an untrained model has a loss of exactly 8 bits per byte. All parameters are in
+one flat vector with four contiguous parts; the all-reduce works on parts, the optimizer on the vector, the model on
+views. A batch is `(S, K+T)` bytes: S sequences with T predictions each (N = S*T). A sequence's windows overlap, so its
+bytes are embedded once and the windows are a strided view; the backward pass adds up each byte's K shifted gradients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelShape:
 
     @property
     def layout(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """The shapes of each part's arrays by its name, in the order of the flat vector."""
+        """The shapes of the arrays in each part, by part name, in the order of the flat vector."""
         return {
             "embedding": ((VOCABULARY, self.embedding),),
             "input": ((self.context * self.embedding, self.hidden), (self.hidden,)),
@@ -76,7 +76,7 @@ class ModelShape:
         return tuple(views)
 
     def initial(self, seed: int) -> NDArray[np.float32]:
-        """Return an initial parameter vector, equal for equal seeds."""
+        """Return an initial parameter vector, which depends only on the seed."""
         random = np.random.default_rng([seed, 0])
         flat = np.zeros(self.size, np.float32)
         embedding, w_in, _, w_h, _, _, _ = self.arrays(flat)
@@ -152,7 +152,7 @@ class ByteModel:
         d_embedded = np.zeros((*inputs.shape, width), embedding.dtype)
         for offset in range(context):
             d_embedded[:, offset : offset + positions] += d_windows[:, :, offset]
-        # Several times faster than np.add.at over rows.
+        # This is several times faster than np.add.at over rows.
         one_hot = np.zeros((VOCABULARY, inputs.size), embedding.dtype)
         one_hot[inputs.reshape(-1), np.arange(inputs.size)] = 1
         np.matmul(one_hot, d_embedded.reshape(-1, width), out=g_embedding)
@@ -169,7 +169,7 @@ class ByteModel:
 
 
 class AdamW:
-    """Adam with decoupled weight decay and a short linear warm-up, in place. Its moments stay on their peer."""
+    """In-place Adam with decoupled weight decay and a short linear warm-up. The moments are local to each peer."""
 
     beta1 = 0.9
     beta2 = 0.98
@@ -183,7 +183,7 @@ class AdamW:
         self._square = np.zeros_like(like)
 
     def step(self, parameters: Floats, gradient: Floats, scale: float = 1.0) -> None:
-        """Make one step on `parameters`. `scale` multiplies the learning rate; `gradient` is overwritten."""
+        """Update `parameters` by one step. `scale` multiplies the learning rate; `gradient` is overwritten."""
         self._steps += 1
         rate = self.learning_rate * scale * min(1.0, self._steps / WARM_UP_STEPS)
         unbias1 = 1 - self.beta1**self._steps
@@ -196,7 +196,7 @@ class AdamW:
 
 
 def cosine_scale(done: float, floor: float = 0.05) -> float:
-    """Return the factor on the learning rate after the fraction `done` (0 to 1) of the run: from 1 to `floor`."""
+    """Return the learning rate's factor after the fraction `done` (0 to 1) of the run. It falls from 1 to `floor`."""
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * min(max(done, 0.0), 1.0)))
 
 
@@ -209,10 +209,10 @@ _SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test", "site
 
 
 def split(shards: int, root: Path | None = None) -> tuple[list[list[Path]], list[Path]]:
-    """Return the files of each training shard, and those that are held out for validation.
+    """Return the files of each training shard, and the files held out for validation.
 
-    Of the files below `root` (default: this interpreter's standard library) in the order of their paths, every 25th is
-    held out, and the shards take turns with the others. All processes of a run compute the same split.
+    The files below `root` (default: this interpreter's standard library) are sorted by path. Every 25th is held out;
+    the others go to the shards in turn. All processes of a run compute the same split.
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     found = [path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
@@ -230,7 +230,7 @@ def read(files: Iterable[Path]) -> Bytes:
 
 
 def unigram_entropy_bits(text: Bytes) -> float:
-    """Return the entropy of the byte frequencies in bits per byte: the least loss of a model that ignores context."""
+    """Return the entropy of the byte frequencies in bits per byte: the minimum loss of a model that ignores context."""
     counts = np.bincount(text, minlength=256)
     frequencies = counts[counts > 0] / text.size
     return float(-(frequencies * np.log2(frequencies)).sum())
@@ -243,7 +243,7 @@ def sample(text: Bytes, random: np.random.Generator, sequences: int, length_byte
 
 
 def spread(text: Bytes, sequences: int, length_bytes: int) -> Bytes:
-    """Return sequences at even distances over all of the text."""
+    """Return sequences that are evenly spaced over the whole text."""
     starts = np.linspace(0, text.size - length_bytes, sequences).astype(np.int64)
     found: Bytes = text[starts[:, None] + np.arange(length_bytes)]
     return found

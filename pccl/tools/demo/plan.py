@@ -16,7 +16,7 @@ Doing: TypeAlias = Literal[
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Steps are outer steps, numbered from 1; step 0 is the untrained model.
 
-    Initial peers have the indices `0 .. peers-1`, the newcomer has the index `peers`.
+    The initial peers have the indices 0 to `peers - 1`; the newcomer has the index `peers`.
     """
 
     peers: int = 4
@@ -35,17 +35,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 4e-3
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.8
-    """The DiLoCo paper's 0.9 is for hundreds of outer steps and overshoots in ten."""
+    """The DiLoCo paper's 0.9 suits hundreds of outer steps but overshoots with ten."""
     step_timeout_s: float = 60.0
 
     @property
     def kill_step(self) -> int:
-        """The outer step whose all-reduce the victim begins and does not end. The newcomer's process starts then."""
+        """The outer step in whose all-reduce the victim is killed. The newcomer's process starts after this step."""
         return max(1, self.steps // 3)
 
     @property
     def join_step(self) -> int:
-        """The outer step that begins with the newcomer's admission."""
+        """The outer step that starts with the newcomer's admission."""
         return max(self.kill_step + 1, 2 * self.steps // 3)
 
     @property
@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> int:
-        """The number of text shards: one per peer, with the newcomer."""
+        """The number of text shards, one per peer including the newcomer."""
         return self.peers + self.join
 
     def check(self) -> None:
@@ -67,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) < 1:
                 raise PlanError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.peers > 64:
-            raise PlanError(f"--peers {self.peers}: a demo on one machine has at most 64")
+            raise PlanError(f"--peers {self.peers}: must be at most 64 on one machine")
         if self.seed < 0:
             raise PlanError(f"--seed {self.seed}: must not be negative")
         if self.step_timeout_s <= 0:
@@ -97,29 +97,29 @@ class At(_Message, frozen=True):
     step: int
     doing: Doing
     done: float = 0.0
-    """The fraction of this step's inner steps that is done."""
+    """The completed fraction of this step's inner steps."""
     launched: int = 0
     """The number of the step's all-reduces in flight."""
 
 
 class StepDone(_Message, frozen=True):
-    """An outer step has ended. Bytes are those of its all-reduces and of a sync at its start."""
+    """An outer step has ended. Byte counts include its all-reduces and a sync at its start."""
 
     step: int
     world_size: int
-    """Peers in its last all-reduces."""
+    """The number of peers in its last all-reduces."""
     admitted: int
     aborted: int
-    """All-reduces that were aborted and launched again."""
+    """The number of all-reduces that were aborted and relaunched."""
     sent_bytes: int
     received_bytes: int
     seconds: float
-    """Without the validation."""
+    """The duration without the validation."""
     state_bytes: int = 0
-    """Received in the sync."""
+    """Bytes received in the sync."""
     sync_seconds: float = 0.0
     bits_per_byte: float | None = None
-    """The validation loss, from peer 0."""
+    """The validation loss, which only peer 0 measures."""
 
 
 class Finished(_Message, frozen=True):

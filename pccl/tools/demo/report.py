@@ -1,4 +1,4 @@
-"""The facts of a demo run, the verdict, JSON and the plot. The verdict is a list of checks and uses the facts only."""
+"""A demo run's results, verdict, JSON and plot. The verdict is a list of checks that use only the results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.text import Text
 from pccl.tools.demo.plan import At, Plan
 
 CLEARLY_BELOW_BITS = 0.5
-"""The final loss must be this far below the unigram entropy, after STEPS_TO_LEARN inner steps or more. In a shorter run
-it must be below the initial loss."""
+"""After at least STEPS_TO_LEARN inner steps, the final loss must be this far below the unigram entropy. In a shorter
+run, it must be below the initial loss."""
 STEPS_TO_LEARN = 100
 
 Kind: TypeAlias = Literal["lost", "retried", "joined"]
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A change of the membership, or retried reduces, in one outer step."""
+    """A membership change, or retried reduces, in one outer step."""
 
     kind: Kind
     text: str
@@ -36,24 +36,24 @@ class Row(msgspec.Struct, frozen=True):
     bits_per_byte: float | None
     world_size: int
     sent_bytes: int
-    """The sum over all peers, as in `received_bytes`."""
+    """Summed over all peers, like `received_bytes`."""
     received_bytes: int
     seconds: float
     events: list[Event] = []
     agreed: bool = True
-    """All peers saw the same world size."""
+    """Whether all peers saw the same world size."""
 
 
 class Killed(msgspec.Struct, frozen=True):
-    """The planned victim at its kill."""
+    """The state of the planned victim when it was killed."""
 
     peer: int
     step: int
     launched: int
-    """All-reduces in flight, of `of`."""
+    """The number of all-reduces in flight, out of `of`."""
     of: int
     aborted: dict[int, int] = {}
-    """For each survivor the number of aborted and retried all-reduces of that step."""
+    """For each survivor, the number of all-reduces in that step that were aborted and retried."""
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -61,13 +61,13 @@ class Joined(msgspec.Struct, frozen=True):
 
     peer: int
     step: int
-    """The first step it takes part in."""
+    """The first step that it takes part in."""
     received_bytes: int
     sync_seconds: float
 
 
 class Survivor(msgspec.Struct, frozen=True):
-    """A peer that did all its steps, and the BLAKE3 digest of its shared state."""
+    """A peer that completed all its steps, and the BLAKE3 digest of its shared state."""
 
     peer: int
     step: int
@@ -122,10 +122,10 @@ def _loss(report: Report) -> Check:
     inner_steps = report.plan.steps * report.plan.inner_steps
     if inner_steps < STEPS_TO_LEARN:
         needed = report.start_bits
-        found += f"in a run this short needed below {needed:.3f}"
+        found += f"in a run this short, it must be below {needed:.3f}"
     else:
         needed = report.unigram_bits - CLEARLY_BELOW_BITS
-        found += f"unigram entropy {report.unigram_bits:.3f}, needed below {needed:.3f}"
+        found += f"unigram entropy {report.unigram_bits:.3f}, so it must be below {needed:.3f}"
     return Check("loss", report.end_bits < needed, found)
 
 
@@ -151,11 +151,11 @@ def _kill(report: Report) -> Check:
     )
     rows = {row.step: row for row in report.rows}
     if killed.step not in rows or rows[killed.step].world_size != report.plan.peers - 1:
-        return Check("kill", False, f"{found}; the others did not end that step without it")
-    # Not on all peers: a launch returns before it takes effect, so a peer may be too late to be interrupted.
+        return Check("kill", False, f"{found}; the others did not finish that step without it")
+    # Not necessarily on all peers: a launch returns before it takes effect, so the kill may not abort a peer's ops.
     interrupted = {peer: aborted for peer, aborted in killed.aborted.items() if aborted}
     if not interrupted:
-        return Check("kill", False, f"{found}, but the others aborted no all-reduce")
+        return Check("kill", False, f"{found}, but no survivor's all-reduce was aborted")
     most = max(interrupted.values())
     return Check("kill", True, f"{found}; {name_peers(list(interrupted))} retried {most} aborted ones")
 
@@ -171,7 +171,7 @@ def _join(report: Report) -> Check:
     if joined.received_bytes == 0:
         return Check("join", False, f"{found}: it received no state")
     if not any(row.step >= joined.step and "joined" in {event.kind for event in row.events} for row in report.rows):
-        return Check("join", False, f"{found}; the others did not see it join")
+        return Check("join", False, f"{found}; the other peers did not see it join")
     return Check("join", True, found)
 
 
@@ -181,7 +181,7 @@ def _agreement(report: Report) -> Check:
         return Check("agreement", False, f"peers saw different world sizes in step {', '.join(map(str, wrong))}")
     if not report.rows or report.rows[-1].step < report.plan.steps:
         done = report.rows[-1].step if report.rows else 0
-        return Check("agreement", False, f"{done} of {report.plan.steps} steps were done")
+        return Check("agreement", False, f"only {done} of {report.plan.steps} steps were completed")
     return Check("agreement", True, "all peers saw the same membership in every step")
 
 
@@ -193,7 +193,7 @@ def name_peers(peers: list[int]) -> str:
 
 
 def first_and_last_line(problem: str) -> str:
-    """Return a problem without the middle of its traceback."""
+    """Return the first and last line of a problem with a traceback."""
     lines = problem.splitlines()
     return problem if len(lines) < 3 else f"{lines[0]} ... {lines[-1].strip()}"
 
@@ -231,7 +231,7 @@ def draw_plot(report: Report, path: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-# The demo on a terminal of 80 columns: a row per outer step, a live bar below, the verdict at the end.
+# The display for an 80-column terminal: a row per outer step, a live bar below, and finally the verdict.
 
 _STYLES: dict[Kind, str] = {"lost": "bold red", "joined": "bold green", "retried": "yellow"}
 _HEADER = f"{'step':>4} {'bits/byte':>9} {'peers':>5} {'sent MB':>7} {'recv MB':>7} {'time':>7}  events"
@@ -295,7 +295,7 @@ class Display:
         self._print(line)
 
     def page(self, url: str) -> None:
-        self._print(Text(f"the run is shown at {url}"))
+        self._print(Text(f"the run's status page is at {url}"))
 
     def verdict(self, report: Report) -> None:
         self._print(Text())
@@ -316,12 +316,12 @@ class Display:
         self._print(Text(f"{word} in {report.seconds:.1f} s", style=style))
 
     def _print(self, text: Text) -> None:
-        # soft_wrap: rich must not break digests, which users copy.
+        # soft_wrap keeps rich from breaking digests, which users copy.
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
 def _wrapped(text: str, indent: int, column: int = 0) -> str:
-    """Return a text that begins at a column, wrapped, with an indent on its further lines."""
+    """Return a text, starting at a column, that is wrapped with an indent on its later lines."""
     lines = textwrap.wrap(
         " " * column + text,
         _COLUMNS,

@@ -1,11 +1,11 @@
-"""The demo's supervisor: runs the processes, and decides when to kill, start and admit peers.
+"""The demo's supervisor, which runs the processes and decides when to kill and start peers.
 
-- It kills the victim when all peers have begun their all-reduces: each survivor then has ops that cannot end.
-- It starts the newcomer once the kill step is over, so that it has a few steps' time to load.
-- A row is complete when as many peers have reported the step as took part in it. A lost peer leaves a gap, which is
-  closed when a later row is complete.
+- It kills the victim when all peers have begun their all-reduces, so that each survivor has ops that cannot finish.
+- It starts the newcomer once the kill step is over, so that the newcomer has a few steps' time to load.
+- A row is complete when as many peers have reported the step as took part in it. If a lost peer leaves a row
+  incomplete, the row is shown when a later row is complete.
 
-A run without a step for `step_timeout_s` is given up with the position of each peer.
+If no step ends for `step_timeout_s`, it gives up and reports what each peer is doing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POSITIONS = {
 
 
 class Supervisor:
-    """The processes of one run: `run`, then `close`."""
+    """The processes of one run. Call `run`, then `close`."""
 
     def __init__(self, plan: Plan, display: Display, processes: Processes | None = None) -> None:
         self._plan = plan
@@ -43,7 +43,7 @@ class Supervisor:
         self._address = ""
         self._workers: dict[Child, int] = {}
         self._peers: dict[int, At] = {}
-        """The last position of each running worker."""
+        """The last reported activity of each running worker."""
         self._started_s = self._progress_s = time.monotonic()
         self._reports: dict[int, dict[int, StepDone]] = defaultdict(dict)
         self._newcomer_started = False
@@ -55,7 +55,7 @@ class Supervisor:
         self._problems: list[str] = []
 
     def run(self, http: str | None = None) -> Report:
-        """Run to the end, or give up. `http` is the address of the master's page."""
+        """Run until the end or until giving up. `http` is the address for the status page."""
         _, validation = model.split(self._plan.shards)
         unigram_bits = model.unigram_entropy_bits(model.read(validation))
         shown = ["--http", http] if http is not None else []
@@ -145,7 +145,7 @@ class Supervisor:
         is_planned = peer == self._plan.victim and self._killed is not None and returncode == -SIGKILL
         if returncode != 0 and not is_planned:
             how = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
-            self._problems.append(f"peer {peer} ended by itself with {how}{_after_colon(child.last_errors())}")
+            self._problems.append(f"peer {peer} exited unexpectedly with {how}{_after_colon(child.last_errors())}")
             if not self._reports:
                 self._give_up("a peer was lost before training began")
         self._complete_rows(everything=not self._peers)
@@ -175,7 +175,7 @@ class Supervisor:
             next(child for child, peer in self._workers.items() if peer == plan.victim).popen.kill()
 
     def _complete_rows(self, everything: bool = False) -> None:
-        """Show the rows that have become complete, in order; with `everything` also the others."""
+        """Show the rows that have become complete, in order; with `everything`, also incomplete rows."""
         complete = [
             step
             for step, reports in self._reports.items()

@@ -1,13 +1,13 @@
 """One peer of the demo: `python -m pccl.tools.demo.worker JSON`. An outer step of its loop is
 
-    admit    in the step of the join wait for the newcomer, then sync_shared_state
-    train    inner AdamW steps on the own shard, from the shared parameters
-    reduce   average what the steps changed, each part of the parameters in an all-reduce of its own
+    admit    only in the join step: wait for the newcomer, then sync_shared_state
+    train    inner AdamW steps on this peer's shard, starting from the shared parameters
+    reduce   average the changes, with a separate all-reduce for each part of the parameters
     apply    the outer Nesterov step, on the shared parameters and momentum; revision += 1
 
-A reduce that a loss aborts is launched again among the peers that are left. The victim launches half of its all-reduces
-and waits for its death, so each survivor has ops that must abort. The newcomer connects as soon as it has loaded its
-text; the others admit it in its step only.
+A reduce that a loss aborts is relaunched among the remaining peers. The victim launches half of its all-reduces and
+waits to be killed, so that each survivor has ops that must abort. The newcomer connects as soon as it has loaded its
+text; the others admit it only in the join step.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Worker:
             self._validation = corpus.spread(corpus.read(validation), VALIDATION_SEQUENCES, length_bytes)
 
         self._shape = ModelShape(plan.context, plan.embedding, plan.hidden)
-        # The newcomer's zeros show that its parameters come from the sync.
+        # The newcomer starts from zeros, which proves that its parameters come from the sync.
         self._parameters = np.zeros(self._shape.size, np.float32) if self._joins else self._shape.initial(plan.seed)
         self._momentum = np.zeros_like(self._parameters)
         self._step = np.zeros(1, np.int64)
@@ -116,7 +116,7 @@ class Worker:
     # Membership and shared state
 
     def _enter(self) -> _Traffic:
-        """Sync for the first time. Return the traffic that counts for the next step."""
+        """Sync for the first time. Return the traffic to count in the next step."""
         if not self._joins:
             self._at("gathering")
             self._communicator.wait_for_peers(self._plan.peers)
@@ -129,12 +129,12 @@ class Worker:
         return _Traffic(traffic.world_size)
 
     def _admit(self) -> int:
-        """Wait for the newcomer if this is its step, and return the number of admitted peers."""
+        """Wait for the newcomer in the join step. Return the number of admitted peers."""
         if not self._plan.join or self._step[0] + 1 != self._plan.join_step:
             return 0
         self._at("admitting")
         before = self._communicator.world_size
-        for _ in range(ADMISSION_POLLS_MAX):  # a group call: peers that counted seconds would stop at different polls
+        for _ in range(ADMISSION_POLLS_MAX):  # with a time limit, peers would stop at different polls
             if self._communicator.are_peers_pending():
                 self._communicator.update_topology()
                 break
@@ -184,7 +184,7 @@ class Worker:
             self._inner.step(self._own, self._gradient, cosine_scale(done))
 
     def _reduce(self, traffic: _Traffic) -> None:
-        """Average the pseudo-gradient over the peers that are left when its last part commits."""
+        """Average the pseudo-gradient over the peers that remain when its last part commits."""
         waiting = dict(enumerate(self._shape.parts(self._pseudo_gradient).values()))
         if self._peer == self._plan.victim and self._step[0] + 1 == self._plan.kill_step:
             self._wait_for_death(list(waiting.values()))

@@ -1,9 +1,9 @@
-"""Compares the reports of all peers with each other and with the library's promises.
+"""Compares the reports of all peers with each other and with the library's guarantees.
 
-Reports of one peer arrive in their order, those of different peers in any order. A step, named by (group, lineage,
+Reports from one peer arrive in order, those from different peers in any order. A step, named by (group, lineage,
 revision), is judged once all peers that synced for it have reported on it or ended, and SETTLE_S have passed. A member
 is one session of one peer. A peer that does not know the outcome of its own op leaves its session in the middle of a
-step; then the others' results may contain its contribution or not.
+step; the other peers' results may or may not contain its contribution.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pccl.tools.stress.plan import Cut, Joined, Message, Outcome, SessionOver, S
 from pccl.tools.stress.values import TAGS
 
 SETTLE_S = 5.0
-"""The longest delay of a report in a pipe relative to those of other peers."""
+"""The maximum delay of a report in a pipe relative to other peers' reports."""
 EXCUSED_S = 6.0
-"""A peer may still be evicted this long after a fault: connections take a while to recover."""
+"""A peer may still be evicted for this long after a fault, because connections take time to recover."""
 
 Member: TypeAlias = tuple[int, int]
 """(peer, session)"""
@@ -33,7 +33,7 @@ class Counts:
     """Steps that a peer ended alone."""
     ops_committed: int = 0
     ops_aborted: int = 0
-    """Aborts that a peer retried itself."""
+    """Aborts that the peers themselves retried."""
     results_checked: int = 0
     syncs: int = 0
     sync_failures: int = 0
@@ -54,7 +54,7 @@ class _Peer:
     session: int = 0
     is_admitted: bool = False
     is_excused: bool = False
-    """The peer was frozen or cut off, or may have lost its master, and has made no step since."""
+    """The peer was frozen or cut off, or may have lost its master, and has completed no step since."""
     excused_at: float = 0.0
     synced: Synced | None = None
     """The last sync of this session."""
@@ -88,12 +88,12 @@ class Checker:
         self._peers[peer] = _Peer(slot, group)
 
     def excuse(self, peer: int, now: float) -> None:
-        """Note that a peer may be evicted now, because it was frozen for example."""
+        """Record that a peer may now be evicted, for example because it was frozen."""
         known = self._peers[peer]
         known.is_excused, known.excused_at = True, now
 
     def excuse_all(self, now: float) -> None:
-        """Note that every peer may be evicted now: a partition is active, or the master was killed."""
+        """Record that every peer may now be evicted, because a partition is active or the master was killed."""
         for peer in self._peers:
             self.excuse(peer, now)
 
@@ -121,7 +121,7 @@ class Checker:
                 pass
 
     def settle(self, now: float, is_over: bool = False) -> None:
-        """Judge the complete steps; all steps when the run is over and every peer has ended."""
+        """Judge the complete steps, or all steps if the run is over and every peer has ended."""
         for name, step in list(self._steps.items()):
             if is_over or (not step.open and now >= step.updated_at + SETTLE_S):
                 del self._steps[name]
@@ -145,13 +145,13 @@ class Checker:
             if message.lineage != before.lineage or message.revision < before.revision:
                 self._problem(
                     peer,
-                    f"was in the last sync, and its state went from revision {before.revision} of lineage "
+                    f"was in the last sync, but its state went from revision {before.revision} of lineage "
                     f"{before.lineage} to revision {message.revision} of lineage {message.lineage}",
                 )
             elif message.revision != message.offered_revision or message.rx_bytes:
                 self._problem(
                     peer,
-                    f"was in the last sync and did every step since, and had to be brought from revision "
+                    f"was in the last sync and did every step since, but had to be brought from revision "
                     f"{message.offered_revision} to {message.revision} with {message.rx_bytes} bytes",
                 )
         known.synced, known.stepped = message, None
@@ -167,7 +167,7 @@ class Checker:
     def _sync_failed(self, peer: int, message: SyncFailed) -> None:
         self.counts.sync_failures += 1
         if message.is_spoiled and self._peers[peer].synced is not None:
-            self._problem(peer, f"was in the last sync and was overwritten by one that failed: {message.reason}")
+            self._problem(peer, f"was in the last sync but was overwritten by a failed one: {message.reason}")
 
     def _stepped(self, peer: int, message: Stepped, now: float) -> None:
         known = self._peers[peer]
@@ -198,9 +198,9 @@ class Checker:
         known = self._peers[peer]
         self.counts.evictions += not message.is_own
         self.counts.sessions_left += message.is_own
-        # A newcomer has no place yet; if all others are gone, it must connect again.
+        # A newcomer is not in the run yet; if all other peers are gone, it must reconnect.
         if known.is_admitted and not known.is_excused and not message.is_own:
-            self._problem(peer, f"lost its place, but was neither frozen nor cut off: {message.reason}")
+            self._problem(peer, f"was evicted, but was neither frozen nor cut off: {message.reason}")
         self._close(peer, now)
         known.is_excused = known.is_admitted = False
         known.synced = known.stepped = None
@@ -245,7 +245,7 @@ class Checker:
         participants = {slot for outcome in outcomes.values() for slot in outcome.participants}
         for slot in sorted(participants):
             if slot not in step.slots:
-                yield f"slot {slot} is in the result, but no peer in it was in the sync before"
+                yield f"slot {slot} is in the result, but no peer in that slot was in the preceding sync"
             for member in step.slots.get(slot, []):
                 if member in step.outcomes and member not in outcomes:
                     yield f"{_member(member)} is in the result, but got the verdict abort"

@@ -1,12 +1,12 @@
-"""The choice of faults: peers to disturb, partitions, kills of masters. No I/O; time and generator are arguments.
+"""Chooses faults: peers to disturb, partitions, kills of masters. There is no I/O; time and generator are arguments.
 
-A partition blocks directions between processes, each named by its slot, or a master: MASTER and its standbys below
-that. It has one of four kinds:
+A partition blocks directions between processes. A peer is identified by its slot, the master by MASTER, and standbys by
+smaller numbers. A partition has one of four kinds:
 
-    pair    two peers
-    peer    a peer and all others, masters too, as by pulling its cable
-    master  a peer and one of the masters, or all
-    half    some peers and the others, each master on either side
+    pair    between two peers
+    peer    between a peer and all other processes including masters, as if its cable were pulled
+    master  between a peer and one or all of the masters
+    half    between some peers and the others, with each master on either side
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Literal, TypeAlias, get_args
 from pccl.tools.stress.plan import Doing, Interval, Plan
 
 AIM_CHANCE = 0.5
-"""The chance that a peer is hit at the beginning of a chosen activity, instead of at any moment."""
+"""The chance that a peer is hit at the start of a chosen activity instead of at any time."""
 EXTINCTION_CHANCE = 0.1
-"""The chance that the last peer may go too, if others may join."""
+"""The chance that even the last peer may be removed, if others may join."""
 AIMS: tuple[Doing, ...] = tuple(doing for doing in get_args(Doing) if doing not in ("starting", "resting", "leaving"))
 
 MASTER = -1
 PARTITIONS_AT_ONCE_MAX = 2
 ONE_WAY_CHANCE = 0.25
-"""The chance that only one direction is blocked, for each of the two."""
+"""For each of the two directions, the chance that only that direction is blocked."""
 Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
 WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 
@@ -39,7 +39,7 @@ class Schedule:
         self.next_at = now + self._pause()
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next moment has come, and draw another one then."""
+        """Return whether the next fault is due. If so, draw the time of the following one."""
         if now < self.next_at:
             return False
         self.next_at = now + self._pause()
@@ -57,11 +57,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Hit:
-    """Kill a peer or freeze it, when it begins `aim`, or now."""
+    """Kill or freeze a peer, when it begins `aim` or immediately."""
 
     peer: int
     freeze_s: float | None
-    """None: kill it."""
+    """The duration of the freeze, or None to kill the peer."""
     aim: Doing | None
 
 
@@ -74,7 +74,7 @@ Action: TypeAlias = Start | Hit | Dismiss
 
 
 def disturbance(plan: Plan, random: Random, running: int, doomed: int, targets: Sequence[int]) -> Action | None:
-    """Return what to do now. `doomed` of the `running` peers are about to end; `targets` are undisturbed."""
+    """Return the next fault. `doomed` of the `running` peers are about to end; `targets` are undisturbed."""
     least = 2 if not plan.join else 1 if random.random() >= EXTINCTION_CHANCE else 0
     spare = max(0, running - doomed - least)
     weights = {
@@ -100,7 +100,7 @@ class Partition:
     kind: Kind
     island: frozenset[int]
     blocked: frozenset[tuple[int, int]]
-    """(sender, receiver) of each blocked direction."""
+    """The (sender, receiver) of each blocked direction."""
     seconds: float
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Partitions:
         return min(self._healed_at.values(), default=float("inf"))
 
     def begin(self, now: float, slots: Sequence[int]) -> Partition | None:
-        """Begin and return a partition among peers in these slots, unless there are enough."""
+        """Begin and return a partition among peers in these slots, or return None if there are already enough."""
         if not slots or len(self._healed_at) >= PARTITIONS_AT_ONCE_MAX:
             return None
         random = self._random

@@ -1,9 +1,9 @@
-"""Network faults that a process makes on its own sockets: cut connections, and packets dropped in a partition.
+"""Network faults that a process injects into its own sockets: cut connections, and packets dropped in a partition.
 
-The kernel drops a packet before TCP receives it if the socket has a filter that says so (Linux, SO_ATTACH_FILTER), and
-a process may attach filters to its own sockets. Data, acknowledgements and connection attempts of the dropped senders
-are lost, in one direction; TCP retransmits once the filter is lifted. Senders are told apart by address: each process
-of a run listens at, and dials from, a loopback address of its own. An audit hook binds sockets before they connect.
+With a filter on a socket (Linux, SO_ATTACH_FILTER), the kernel drops packets before TCP receives them. A process may
+attach filters to its own sockets. Data, acknowledgements and connection attempts from the filtered senders are lost, in
+one direction; TCP retransmits once the filter is lifted. Senders are identified by address: each process in a run
+listens on and dials from its own loopback address. An audit hook binds sockets before they connect.
 
     python -m pccl.tools.stress.network HOST ARGUMENT...
 
@@ -31,10 +31,10 @@ from pccl.tools.stress.plan import Command, DropFrom
 
 SO_ATTACH_FILTER = 26
 AGAIN_AFTER_S = 0.1
-"""A connection that was in the accept queue when a filter was set gets the filter after this time."""
+"""A filter is attached again after this time, for connections that were in the accept queue the first time."""
 _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SOURCE_ADDRESS = 0xFFF00000 + 12
-"""Relative to the network header."""
+"""The offset of the source address, relative to the network header."""
 
 
 def host_of(member: int) -> str:
@@ -45,7 +45,7 @@ def host_of(member: int) -> str:
 
 
 def advertised(host: str) -> str:
-    """Return an IPv4 address as a number: peers would replace a loopback address by the master's host."""
+    """Return an IPv4 address as a number, because peers would replace a loopback address with the master's host."""
     return str(_number(host))
 
 
@@ -53,7 +53,7 @@ def own_sockets() -> Iterator[socket.socket]:
     """Yield duplicates of this process's TCP sockets, each closed after its turn."""
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     for name in os.listdir(folder):
-        with suppress(OSError):  # closed in between
+        with suppress(OSError):  # closed in the meantime
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as sock:
                     if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -61,7 +61,7 @@ def own_sockets() -> Iterator[socket.socket]:
 
 
 def cut_one(random: Random, masters: str) -> bool:
-    """Shut down a connection of this process to another peer; False if there is none."""
+    """Shut down one of this process's connections to other peers. Return False if there is none."""
     addresses = set(masters.split(","))
     connected = []
     for sock in own_sockets():
@@ -77,7 +77,7 @@ def cut_one(random: Random, masters: str) -> bool:
 
 
 def unavailable() -> str:
-    """Return why packets cannot be filtered here; empty if they can."""
+    """Return the reason why packets cannot be filtered on this machine, or "" if they can."""
     if not sys.platform.startswith("linux"):
         return "needs Linux, where a socket can have a packet filter"
     try:
@@ -93,12 +93,12 @@ def unavailable() -> str:
     except TimeoutError:
         return ""
     except OSError as error:
-        return f"needs sockets that take a packet filter; here they do not: {error}"
-    return "needs sockets that obey a packet filter; here they take one and ignore it"
+        return f"needs sockets that support packet filters; here they do not: {error}"
+    return "needs sockets that obey packet filters; here they accept but ignore them"
 
 
 class PacketFilter:
-    """The filter on all sockets of this process, one at most. Thread-safe."""
+    """The filter on all sockets of this process. At most one object per process. Thread-safe."""
 
     def __init__(self, own_host: str) -> None:
         self._own_host = own_host
@@ -107,7 +107,7 @@ class PacketFilter:
         sys.addaudithook(self._audit)
 
     def drop_from(self, hosts: Sequence[str]) -> None:
-        """Drop the packets of these hosts only, until the next call."""
+        """Drop packets from these hosts only, until the next call."""
         with self._lock:
             self._program = _program(hosts)
             self._attach_all()
@@ -129,7 +129,7 @@ class PacketFilter:
 
 
 def _program(hosts: Sequence[str]) -> bytes:
-    """Return the BPF instructions that drop packets of these hosts."""
+    """Return the BPF instructions that drop packets from these hosts."""
     code: list[tuple[int, int, int, int]] = [(_LOAD_WORD, 0, 0, _SOURCE_ADDRESS)]
     for index, host in enumerate(hosts):
         code.append((_JUMP_IF_EQUAL, len(hosts) - index, 0, _number(host)))

@@ -10,13 +10,13 @@ import msgspec
 from pccl.tools.report import PlanError
 
 SLOTS = 16
-"""The most processes of peers at once. Each has a slot, a number below."""
+"""The maximum number of peer processes. Each has a slot, a number in [0, SLOTS)."""
 PEERS_MAX = SLOTS - 4
-"""A slot is not reused while reports of its last peer may be on their way."""
+"""Less than SLOTS, so that a slot is not reused while reports from its last peer may still arrive."""
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True):
-    """A time drawn evenly between two bounds, in seconds."""
+    """A time in seconds, drawn uniformly between two bounds."""
 
     least_s: float
     most_s: float
@@ -47,16 +47,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
     partition: Interval | None = None
-    """The time between partitions; None: there are none."""
+    """The time between partitions, or None for no partitions."""
     partition_for: Interval = Interval(0.1, 12.0)
     kill_master: Interval | None = None
-    """The time between kills of the leading master; None: it is not killed."""
+    """The time between kills of the leading master, or None for no kills."""
     state: bool | None = None
-    """Masters keep their run on disk. None: if they are killed and have no standby."""
+    """Whether masters record their run on disk. None: only if they are killed and have no standby."""
     standbys: int = 0
     timeouts: bool = False
     threads: int = 0
-    """Threads of those peers that reduce by several threads."""
+    """The number of threads on peers that reduce with several threads."""
     interrupts: Interval | None = None
     hang_s: float = 30.0
     token: bool = False
@@ -96,7 +96,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
     masters: str
     peer: int
-    """Counts the processes of a run."""
+    """The number of the peer's process in the run."""
     slot: int
     group: int
     plan: Plan
@@ -107,7 +107,7 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 
 class DropFrom(msgspec.Struct, tag=True, frozen=True):
-    """The process, a peer or a master, drops the packets of these hosts only."""
+    """The process, a peer or a master, drops packets from these hosts only."""
 
     hosts: list[str]
 
@@ -123,7 +123,7 @@ class At(msgspec.Struct, tag=True, frozen=True):
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):
-    """connect() has returned. A session lasts until the loss of the master, an eviction, or the end."""
+    """connect() has returned. A session lasts until the master is lost, the peer is evicted, or the run ends."""
 
     session: int
 
@@ -140,7 +140,7 @@ class Synced(msgspec.Struct, tag=True, frozen=True):
 
 
 class SyncFailed(msgspec.Struct, tag=True, frozen=True):
-    """NO_SHARED_STATE_AVAILABLE: all peers that may send were lost."""
+    """The sync failed with NO_SHARED_STATE_AVAILABLE because all peers that may send were lost."""
 
     reason: str
     is_spoiled: bool
@@ -151,12 +151,12 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
     tag: int
     participants: list[int]
-    """Slots, read from the result."""
+    """The participants' slots, read from the result."""
     world_size: int
-    """The library's world size; 0 if unknown."""
+    """The world size that the library reported; 0 if unknown."""
     digest: str
     aborts: int
-    """Earlier aborts that the peer retried itself."""
+    """The number of earlier aborts that the peer itself retried."""
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
@@ -166,27 +166,27 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     revision: int
     outcomes: list[Outcome]
     is_whole: bool
-    """All ops were committed. If not, the peer is alone in its group."""
+    """Whether all ops were committed. If not, the peer is alone in its group."""
     is_idle: bool
-    """The peer was alone from the beginning and keeps its revision."""
+    """Whether the peer was alone from the start and keeps its revision."""
     retries: int
     seconds: float
 
 
 class Cut(msgspec.Struct, tag=True, frozen=True):
-    """The peer has broken one of its own connections."""
+    """The peer has cut one of its own connections."""
 
 
 class SessionOver(msgspec.Struct, tag=True, frozen=True):
-    """The peer was evicted or could not connect, and connects again."""
+    """The peer was evicted or could not connect, and reconnects."""
 
     reason: str
     is_own: bool = False
-    """The peer has left by itself: the outcome of a call of its own is unknown."""
+    """Whether the peer left by itself because the outcome of one of its calls is unknown."""
 
 
 class Trouble(msgspec.Struct, tag=True, frozen=True):
-    """The peer has seen a broken promise."""
+    """The peer has detected a violated guarantee."""
 
     what: str
 

@@ -1,4 +1,4 @@
-"""A stress run on the terminal, as a table and as JSON."""
+"""Shows a stress run on the terminal, and its result as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Report(msgspec.Struct, frozen=True):
     disturbances: Disturbances
     problems: list[str]
     logs: str | None
-    """The folder with the logs, which is kept after a failure."""
+    """The folder with the logs, which is kept only after a failure."""
     passed: bool
 
 
 class Display:
-    """The faults and, live below them, the positions of the peers."""
+    """Prints the faults and, live below them, what each peer is doing."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console

@@ -1,7 +1,7 @@
-"""The processes of a stress run: started, disturbed and judged.
+"""Starts, disturbs and judges the processes of a stress run.
 
-The main thread sleeps on one queue until an event arrives or a fault is due. A run has three parts: peers are disturbed
-until the time is over; then all peers must appear in one another's results; then they are dismissed and must end. The
+The main thread waits on one queue until an event arrives or a fault is due. A run has three phases: peers are disturbed
+until the time is over; then all peers must appear in one another's results; then they are dismissed and must exit. The
 first problem ends the run.
 """
 
@@ -55,21 +55,21 @@ from pccl.tools.stress.report import Display, Disturbances, Report
 TICK_S = 0.25
 PEER_TIMEOUT_S = 5.0
 START_S = 10.0
-"""A connecting peer may find no master this long after a kill."""
+"""For this long after a master was killed, a connecting peer may find no master."""
 KILL_S = 2.0
-"""A newcomer may be refused this long after a kill, because it has no link to the killed peer."""
+"""For this long after a kill, a newcomer may be refused because it has no link to the killed peer."""
 TWICE_CHANCE = 0.15
 AIM_FOR_S = 3.0
 LOOK_S = 1.0
 STATUS_S = 2.0
 STARTS_WITHIN = 3
-"""A starting process may take this many times longer than a call."""
+"""A starting process may take this many times as long as a call."""
 STACKS_S = 3.0
 
 
 @dataclass
 class Peer:
-    """A peer's process, its last reports and the fault that it has or will have."""
+    """A peer's process, its last reports, and its current or next fault."""
 
     number: int
     slot: int
@@ -79,7 +79,7 @@ class Peer:
     reported_at: float
     is_joined: bool = False
     stepped: Stepped | None = None
-    """The last step; None since a fault."""
+    """The last step; None after a fault."""
     hit: Hit | None = None
     hit_at: float | None = None
     thaw_at: float | None = None
@@ -111,7 +111,7 @@ class Master:
 
 
 class Supervisor:
-    """One run: `run`, then `close`."""
+    """One run. Call `run`, then `close`."""
 
     def __init__(self, plan: Plan, display: Display) -> None:
         self._plan = plan
@@ -187,7 +187,7 @@ class Supervisor:
     def _note(self, what: str) -> None:
         self._events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {what}\n")
 
-    # The parts of a run
+    # The phases of a run
 
     def _disturb(self) -> None:
         end_s = time.monotonic() + 60 * self._plan.minutes
@@ -198,7 +198,7 @@ class Supervisor:
             self._wait(min(end_s, *(schedule.next_at for schedule, _ in self._faults)))
 
     def _come_together(self) -> None:
-        """Wait until every peer takes part in an op with all others of its group."""
+        """Wait until every peer takes part in an op with all other peers in its group."""
         for peer in self._peers.values():
             if peer.thaw_at is not None:
                 peer.thaw_at = time.monotonic()
@@ -240,7 +240,7 @@ class Supervisor:
     # Faults of peers
 
     def _disturb_peers(self) -> None:
-        """Disturb a peer, and sometimes another one at the same moment."""
+        """Disturb a peer, and sometimes a second one at the same time."""
         for _ in range(2 if self._random.random() < TWICE_CHANCE else 1):
             peers = self._peers.values()
             targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
@@ -356,7 +356,7 @@ class Supervisor:
         return found
 
     def _replace_master(self) -> None:
-        """Kill the master that leads, or any one, and start another in its role at its address."""
+        """Kill the leading master, or any master if none leads, and start a replacement at its address."""
         leading = self._leading()
         self._members_of(status for _, status in leading)
         if leading:
@@ -376,11 +376,11 @@ class Supervisor:
         self._block()
         for peer in self._peers.values():
             if not peer.is_joined:
-                self._checker.excuse(peer.number, now)  # it may find no master, or none that leads
+                self._checker.excuse(peer.number, now)  # it may find no leading master
 
     def _dissolve_second_runs(self) -> None:
-        """Dismiss the peers of all runs but the largest. Peers that found no leading master, because of a partition or
-        of a dead master, may have begun a run of their own."""
+        """Dismiss the peers of all runs except the largest. Peers that found no leading master, because of a partition
+        or a dead master, may have started a second run."""
         members = self._members_of(status for _, status in self._leading())
         if len(members) < 2:
             return
@@ -392,13 +392,13 @@ class Supervisor:
                     self._dismiss(peer)
 
     def _members_of(self, leading: Iterable[RunStatus]) -> dict[str, set[str]]:
-        """Return the names of the peers of each run. Without partitions and freezes there must be one run."""
+        """Return the peer names in each run. Without partitions and freezes, there must be only one run."""
         members = {
             status.run: {member.name for member in status.members}
             for status in sorted(leading, key=lambda status: status.term)
         }
         if len(members) > 1 and self._plan.partition is None and not self._plan.freeze:
-            self._problems.append(f"two masters lead, each a run of its own: {members}")
+            self._problems.append(f"two masters lead separate runs: {members}")
         return members
 
     # Partitions
@@ -430,7 +430,7 @@ class Supervisor:
                 process.send(DropFrom([host_of(sender) for sender in senders]))
 
     def _excuse_all(self, now: float) -> None:
-        """Excuse all peers while evictions cannot be judged. Standbys may lead at any moment, with too few peers."""
+        """Excuse all peers while evictions cannot be judged. A standby may lead at any time, with too few peers."""
         if self._plan.standbys or self._partitions.active or self._is_master_starting(now):
             self._checker.excuse_all(now)
 
@@ -506,7 +506,7 @@ class Supervisor:
         self._free_slots.append(peer.slot)
         self._checker.ended(peer.number, time.monotonic())
         if not peer.is_killed and not (returncode == 0 and peer.has_left):
-            self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_errors()}")
+            self._problems.append(f"{peer} exited unexpectedly with {returncode}:\n{peer.process.last_errors()}")
         self._processes.reap(peer.process)
 
     # Hangs
@@ -524,7 +524,7 @@ class Supervisor:
             self._stuck(f"a hang: {', '.join(late)} sent no report for {self._plan.hang_s:g} s")
 
     def _stuck(self, what: str) -> None:
-        """Note a problem with the position of each peer. All processes write their stacks, which ends the masters."""
+        """Record a problem with each peer's activity. All processes write their stacks, which ends the masters."""
         now = time.monotonic()
         for peer in self._peers.values():
             peer.process.popen.send_signal(signal.SIGUSR1)

@@ -1,13 +1,13 @@
 """The ops of a step, whose results reveal their participants.
 
 Every running peer has a slot, a number below SLOTS. Element i of an op has a key k(i) in [0, SLOTS); the peer in slot s
-contributes 2**p with p = s xor k if p is below the op's number of positions, else 0. A sum over a set of peers is then
-a number whose bits are the peers, and SLOTS elements with all keys show every peer even if the type or the quantization
-has room for one position only. Keys differ between ops, so a result with another op's bytes, or with its own bytes in
-the wrong place, is as wrong as a result that lacks a peer or has it twice.
+contributes 2**p with p = s xor k if p is below the op's number of positions, else 0. In a sum over a set of peers, each
+bit then stands for a peer, and SLOTS elements with all keys show every peer, even if the type or the quantization has
+room for only one position. Keys differ between ops, so a result is also wrong if it contains another op's bytes, or its
+own bytes in the wrong place, and not only if it lacks a peer or contains one twice.
 
-Sums of powers of two below 2**SLOTS are exact in all types that have the positions. With one position every element is
-0 or 1: quantized sums, AVG, MAX, and (shifted) MIN and PROD.
+Sums of powers of two below 2**SLOTS are exact in all types that have the positions. With one position, every element is
+0 or 1; this is used for quantized sums, AVG, MAX, and (shifted) MIN and PROD.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pccl import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlg
 from pccl.tools.stress.plan import SLOTS
 
 TAGS = 10
-"""Concurrent ops of a step."""
+"""The number of concurrent ops in a step."""
 RUNS = 1 << 16
-"""Permutations of the SLOTS keys."""
+"""The number of permutations of the SLOTS keys."""
 COUNT_MAX = 2 * RUNS * SLOTS
 
 Array: TypeAlias = NDArray[Any]
@@ -40,7 +40,7 @@ _KEYS = np.tile(
 
 
 class WrongResultError(Exception):
-    """A result is not the reduction over any set of peers."""
+    """A result is not the reduction over a set of peers."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Op:
     op: ReduceOp
     positions: int
     first_run: int
-    """The permutation of the op's first keys."""
+    """The permutation that the op's keys begin with."""
     quantization: QuantizationOptions | None
     algorithm: ReduceAlgorithm | None
 
@@ -78,7 +78,7 @@ class Op:
         expected = self._values(slots, is_result=True) if slots else np.zeros_like(result)
         tolerance = self._tolerance
         if tolerance:
-            with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN: not within the tolerance
+            with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN, which is not within the tolerance
                 is_right = np.abs(result.astype(np.float64) - expected.astype(np.float64)) <= tolerance
         else:
             is_right = result == expected
@@ -86,7 +86,7 @@ class Op:
             wrong = np.flatnonzero(~is_right)
             at, last = (int(wrong[0]), int(wrong[-1])) if len(wrong) else (0, 0)
             raise WrongResultError(
-                f"{self}: {len(wrong)} of {self.count} elements are not those of slots {sorted(slots)}; element "
+                f"{self}: {len(wrong)} of {self.count} elements do not match slots {sorted(slots)}; element "
                 f"{at} is {result[at]!s} instead of {expected[at]!s}, the last wrong one is {last}"
             )
         return frozenset(slots)
@@ -120,7 +120,7 @@ class Op:
 
 
 def ops_of_step(seed: int, group: int, revision: int, bytes_max: int) -> list[Op]:
-    """Return the TAGS concurrent ops of a step: small ones, and sometimes a large one of at most `bytes_max`."""
+    """Return the TAGS concurrent ops of a step: small ones and sometimes one large op of at most `bytes_max`."""
     random = Random(f"{seed} {group} {revision}")
     large = random.randrange(TAGS) if random.random() < 0.15 else None
     return [_op(random, tag, bytes_max, tag == large) for tag in range(TAGS)]

@@ -3,17 +3,17 @@
     admit    are_peers_pending and, if so, update_topology
     sync     sync_shared_state, in every step
     reduce   the ops of `values.ops_of_step`
-    apply    the state becomes a function of itself and of the results; revision += 1
+    apply    compute the new state from the old one and the results; revision += 1
 
-Aborted ops are retried by all_reduce_multiple_with_retry on some peers, over handles on others, and by several threads
-on others (`Plan.threads`). All mix because each peer keeps its lowest uncommitted tag in flight. A peer that is left
-alone ends the step with what was committed.
+Some peers retry aborted ops with all_reduce_multiple_with_retry, some with handles, and some with several threads
+(`Plan.threads`). These can be mixed because each peer keeps its lowest uncommitted tag in flight. A peer that is left
+alone ends the step with the ops that were committed.
 
-A SIGINT (`Plan.interrupts`) raises KeyboardInterrupt in a call of the main thread. After an interrupted wait for a
-handle the wait is repeated. After any other interrupted call, or OUTCOME_UNKNOWN, the op may have been committed on the
-other peers: the peer leaves its session and returns as a newcomer.
+A SIGINT (`Plan.interrupts`) raises KeyboardInterrupt in a call of the main thread. An interrupted wait for a handle is
+repeated. After any other interrupted call, or OUTCOME_UNKNOWN, the op may have been committed on the other peers, so
+the peer leaves its session and rejoins as a newcomer.
 
-After an error the arrays of an op are compared with their input, filled with a mark that is checked much later, and
+After an error, an op's arrays are compared with their input, filled with a mark that is checked much later, and
 replaced for the next attempt.
 """
 
@@ -75,14 +75,14 @@ OPTIMIZE_EVERY = 16
 SYNC_FAILURES_MAX = 20
 CUT_CHANCE = 0.02
 CUT_S_MAX = 0.05
-"""The longest time between the launch of the ops and the cut."""
+"""The maximum time between the launch of the ops and the cut."""
 REST_CHANCE = 0.05
 REST_S_MAX = 0.3
 ALONE_S = 0.02
 CONNECT_ATTEMPTS = 5
 IMPATIENT_CHANCE = 0.004
 IMPATIENT_S_MAX = 0.005
-"""The longest timeout of an impatient op, which is often aborted by it on all peers."""
+"""The maximum timeout of an impatient op. It often aborts the op on all peers."""
 MARK = 0xA5
 MARKED_KEPT = 200
 LINEAGES_PER_PEER = 1 << 20
@@ -94,11 +94,11 @@ T = TypeVar("T")
 
 
 class BrokenPromiseError(Exception):
-    """The library has broken a promise."""
+    """The library has violated a guarantee."""
 
 
 class LeftSessionError(Exception):
-    """The outcome of a call of this peer is unknown, and its communicator is closed."""
+    """The outcome of one of this peer's calls is unknown, so it has closed its communicator."""
 
     def __init__(self, why: str, is_state_spoiled: bool = False) -> None:
         super().__init__(why)
@@ -106,7 +106,7 @@ class LeftSessionError(Exception):
 
 
 class Marked:
-    """Arrays that the library has given back with an error and must not touch any more."""
+    """Arrays that the library has returned with an error and must no longer touch."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, Array]] = []
@@ -124,7 +124,7 @@ class Marked:
             touched = np.flatnonzero(array.view(np.uint8) != MARK)
             if len(touched):
                 raise BrokenPromiseError(
-                    f"{what} had failed, and {len(touched)} bytes of its arrays were written later"
+                    f"{what} had failed, but {len(touched)} bytes of its arrays were written later"
                 )
 
 
@@ -149,14 +149,14 @@ class Buffers:
 
     @property
     def is_committed(self) -> bool:
-        """Whether an op in place was committed though its call failed: a result never equals an input."""
+        """Whether an in-place op was committed although its call failed. A result never equals an input."""
         return not self._is_untouched
 
     def take_back(self) -> None:
         """Check the arrays after an error and replace them."""
         if not self._is_untouched:
             wrong = np.flatnonzero(self._send != self._original)
-            raise BrokenPromiseError(f"{self.op} failed and {len(wrong)} elements of its input were not restored")
+            raise BrokenPromiseError(f"{self.op} failed, but {len(wrong)} elements of its input were not restored")
         self._marked.add(str(self.op), self._send, *(() if self._in_place else (self._recv,)))
         self._make()
 
@@ -184,17 +184,17 @@ class Buffers:
         except WrongResultError as error:
             raise BrokenPromiseError(f"a wrong result: {error}") from None
         if not self._in_place and not self._is_untouched:
-            raise BrokenPromiseError(f"{self.op} was committed and its separate input was changed")
+            raise BrokenPromiseError(f"{self.op} was committed, but its separate input was changed")
         if self._slot not in participants:
-            raise BrokenPromiseError(f"{self.op} was committed over slots {participants}, without this peer's")
+            raise BrokenPromiseError(f"{self.op} was committed over slots {participants}, which lack this peer's")
         digest = blake3.blake3(self._recv.tobytes()).hexdigest(8)
         return Outcome(self.op.tag, participants, world_size, digest, self.aborts)
 
 
 class State:
-    """The shared state. Its lineage names the initial state that it grew from: revisions begin again at 0 when all
-    holders of a state are gone. A peer that returns from an eviction, or holds a state that a failed sync has left
-    half overwritten, begins a lineage."""
+    """The shared state. Its lineage identifies the initial state that it started from: revisions restart at 0 when all
+    holders of a state are gone. A peer begins a new lineage when it returns from an eviction, or when a failed sync has
+    left its state half overwritten."""
 
     def __init__(self, peer: int, state_bytes: int) -> None:
         self._peer = peer
@@ -240,9 +240,9 @@ class State:
 
 
 class Worker:
-    """One peer: it connects, steps, reports, and connects again after an eviction, until it is asked to leave.
+    """One peer. It connects, steps, reports, and reconnects after an eviction, until it is asked to leave.
 
-    Choices that peers may make differently come from this peer's generator; those that must agree from the revision.
+    Choices that may differ between peers come from this peer's generator; choices that must agree, from the revision.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -310,7 +310,7 @@ class Worker:
 
     def _new_communicator(self) -> Communicator:
         options = self._options
-        # A run whose master was killed together with most of its peers ends, which must not look like a hang.
+        # A run ends if its master and most of its peers are killed together, which must not look like a hang.
         return Communicator(
             *(options.masters, options.group, self._random.choice((0, 1, 2, 3))),
             name=f"peer {options.peer}",
@@ -327,7 +327,7 @@ class Worker:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Surround a call of the library. Without effect on other threads than the main one."""
+        """Surround a call to the library. This affects only the main thread."""
         if self._plan.interrupts is None or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -338,13 +338,13 @@ class Worker:
             self._may_be_interrupted = False
 
     def _leave_session(self, why: str, is_state_spoiled: bool = False) -> NoReturn:
-        """Close the communicator, which fails the calls of other threads."""
+        """Close the communicator, so that the calls of other threads fail."""
         self._has_left = True
         self._communicator.close()
         raise LeftSessionError(why, is_state_spoiled)
 
     def _group_call(self, call: Callable[[], T], name: str, spoils: bool = False) -> T:
-        """Make a call other than a reduce. `spoils`: an interrupt may leave the state half overwritten."""
+        """Make a call other than a reduce. If `spoils`, an interrupt may leave the state half overwritten."""
         try:
             with self._interruptible():
                 return call()
@@ -355,7 +355,7 @@ class Worker:
         self._at("connecting")
         self._group_call(partial(self._communicator.connect, CONNECT_ATTEMPTS), "connect")
         self._send(Joined(self._session))
-        # A newcomer may continue where the others return from update_topology, or enter the loop at its top.
+        # A newcomer may continue after update_topology, where the others return from it, or start the loop at its top.
         enters_at_sync = self._random.random() < 0.5
         while not self._leave.is_set():
             if not enters_at_sync:
@@ -410,7 +410,7 @@ class Worker:
             self._send(Stepped(lineage, revision, [], False, True, 0, time.monotonic() - start_s))
             return
         ops = ops_of_step(plan.seed, self._options.group, revision, plan.reduce_bytes_max)
-        # all_reduce_multiple_with_retry does not report which ops were committed: in place, the arrays show it.
+        # all_reduce_multiple_with_retry does not report which ops were committed, but in-place arrays show it.
         in_place = self._reduce_all == self._by_library
         slot = self._options.slot
         buffers = [Buffers(op, revision, slot, in_place or random.random() < 0.5, self._marked) for op in ops]
@@ -430,7 +430,7 @@ class Worker:
         if cut_one(self._random, self._options.masters):
             self._send(Cut())
 
-    # Reduces. Each function returns the committed ops: all, unless this peer is left alone.
+    # Reduces. Each function returns the committed ops, which are all ops unless this peer is left alone.
 
     def _by_hand(self, todo: list[Buffers]) -> list[Outcome]:
         order = list(todo)
@@ -440,7 +440,7 @@ class Worker:
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _launched(self, buffers: Buffers) -> AsyncReduceHandle | None:
-        """Launch an op; None if this peer is left alone."""
+        """Launch an op. Return None if this peer is left alone."""
         try:
             with self._interruptible():
                 return buffers.launch(self._communicator)
@@ -452,7 +452,7 @@ class Worker:
             raise
 
     def _followed(self, buffers: Buffers, handle: AsyncReduceHandle | None) -> Outcome | None:
-        """Wait for an op, and launch it again while it is aborted. None if this peer is left alone."""
+        """Wait for an op, relaunching it after each abort. Return None if this peer is left alone."""
         while handle is not None:
             try:
                 with self._interruptible():
@@ -468,7 +468,7 @@ class Worker:
         return None
 
     def _continues_after(self, error: PCCLError, buffers: Buffers) -> bool:
-        """Return whether to try an op again after an error, False if this peer is alone. Raises other errors."""
+        """Return whether to retry an op after an error, or False if this peer is alone. Raise errors without retry."""
         buffers.take_back()
         if error.result is Result.TOO_FEW_PEERS:
             return False
@@ -485,12 +485,12 @@ class Worker:
         with ThreadPoolExecutor(self._plan.threads) as pool:
             futures = [pool.submit(self._until_committed, each) for each in sorted(todo, key=lambda each: each.op.tag)]
         errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:  # a broken promise rather than a left session rather than an error of the library
+        if errors:  # prefer a violated guarantee to a left session, and that to an error from the library
             raise min(errors, key=lambda error: (isinstance(error, PCCLError), isinstance(error, LeftSessionError)))
         return [outcome for future in futures if (outcome := future.result()) is not None]
 
     def _until_committed(self, buffers: Buffers) -> Outcome | None:
-        """Reduce until the op is committed; None if this peer is left alone. Not for the main thread."""
+        """Reduce until the op is committed, or return None if this peer is left alone. Not for the main thread."""
         if self._random.random() < 0.5:
             return self._followed(buffers, self._launched(buffers))
         while True:
@@ -555,7 +555,7 @@ def main() -> None:
         worker.report(str(error) if is_found else f"an unexpected error:\n{traceback.format_exc()}")
         sys.exit(1)
     finally:
-        # An interpreter that ends resets handled signals to their default, but not ignored ones.
+        # At exit, the interpreter resets handled signals to their defaults, but not ignored ones.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -46,7 +46,7 @@ def test_audit_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert audit.main(list(map(str, logs))) == 0
     report = capsys.readouterr().out
     assert "3 epochs of 61 samples are complete" in report
-    assert "each sample of each complete epoch was used exactly once" in report
+    assert "each sample in each complete epoch was used exactly once" in report
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
@@ -68,7 +68,7 @@ def test_wrong_sample_is_found(tmp_path: Path) -> None:
 
     report = problems_after(run(tmp_path, deaths=0.0), another)
     assert "step 2: peer" in report
-    assert "has drawn other samples than the seed puts at positions" in report
+    assert "has drawn other samples than the seed places at positions" in report
 
 
 def test_missing_draw_is_found(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_forged_step_is_found(tmp_path: Path) -> None:
         return event
 
     report = problems_after(run(tmp_path, deaths=0.0), twice)
-    assert "step 3: its positions are not those of its link" in report
-    assert "but the others have noted [(0, 2)]" in report
+    assert "step 3: its positions do not match its hash" in report
+    assert "but the other peers recorded [(0, 2)]" in report
 
 
 def test_rolled_back_steps_do_not_count(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_invalid_logs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     ElasticSampler(5, log=tmp_path / "five")
     ElasticSampler(6, log=tmp_path / "six")
     for names, expected in (
-        (["empty"], "of one data stream (size, seed, shuffled), but there are: none"),
-        (["text"], "line 1: not a line of a sampler's log"),
-        (["other"], "line 1: not a line of a sampler's log"),
-        (["five", "six"], "there are: (5, 0, True), (6, 0, True)"),
+        (["empty"], "from one data stream (size, seed, shuffled); found: none"),
+        (["text"], "line 1: not a valid sampler log line"),
+        (["other"], "line 1: not a valid sampler log line"),
+        (["five", "six"], "found: (5, 0, True), (6, 0, True)"),
         (["nothing"], "No such file"),
     ):
         assert audit.main([str(tmp_path / name) for name in names]) == 2
