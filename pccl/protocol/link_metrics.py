@@ -144,7 +144,7 @@ class LinkMetrics:
 UNKNOWN = -1
 """The limit if links were not measured or only one algorithm is possible. Size and world size then decide."""
 CROWDING = 1.1
-"""Factor by which several streams on one uplink take longer, as measured in a WAN lab."""
+"""Slowdown of several streams on one uplink, as measured in a WAN lab."""
 STEP_S = 5e-5
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10

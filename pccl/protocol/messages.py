@@ -606,7 +606,7 @@ class AbortVoteRequest(Message, frozen=True):
 
 
 class GroupCallResult(Message, frozen=True):
-    """The result of the group call in which the receiver waits."""
+    """The result of the group call the receiver waits in."""
 
     call: int
     code: int

@@ -19,7 +19,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class StalledOp(msgspec.Struct, frozen=True):
-    """An op in which a peer has waited for a long time."""
+    """An op a peer has waited in for a long time."""
 
     tag: int
     sequence: int
@@ -131,7 +131,7 @@ class Finding(msgspec.Struct, frozen=True):
     """A peer that the others wait for, and the evidence."""
 
     kind: str
-    """"silent": the peer sends no heartbeats; "absent": it has not made a call in which others wait; "straggler": the
+    """"silent": the peer sends no heartbeats; "absent": it has not made a call others wait in; "straggler": the
     others wait for it in every step."""
     peer: int
     group: int

@@ -122,7 +122,7 @@ def _names(members: Mapping[int, MemberStatus], peers: list[int]) -> str:
 
 
 def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
-    """Return the other calls in which the missing peers wait."""
+    """Return the other calls the missing peers wait in."""
     found = [
         f"{label(peer, '')} is in {wait.call}"
         for peer in missing[:NAMED_MAX]

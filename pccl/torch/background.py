@@ -122,7 +122,7 @@ class Deadlines:
         self._expire = expire
         self._changed = threading.Condition(threading.Lock())
         self._wake_at = math.inf
-        """The monotonic time at which the thread next checks the works."""
+        """The monotonic time of the thread's next check of the works."""
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 

@@ -310,14 +310,14 @@ class Hosting:
     def __init__(self, host: str, token: str, *, founders: int = 1, standby_of: str = "") -> None:
         """Start the master of a run with this number of founders, or a standby of a master. Raises PCCLError.
 
-        `host` is the host at which others reach it.
+        `host` is the host others use to reach it.
         """
         role: dict[str, Any] = {"standby_of": standby_of} if standby_of else {"founders": founders}
         self._node = MasterNode(LISTEN, token=token_of(token), daemon=True, **role)
         self._linger_s = STANDBY_LINGER_S if standby_of else LINGER_S
         self._node.run()
         self.address = addresses.join(host, addresses.parse(self._node.address)[1])
-        """The "host:port" at which other processes reach it."""
+        """The "host:port" other processes use to reach it."""
 
     def retire(self, after_s: float | None = None) -> None:
         """Stop the master after some seconds, by default after its linger time."""

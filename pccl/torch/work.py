@@ -87,7 +87,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         """Args:
         scheduler: The group's `Scheduler`.
         steps: The call; None for a work that other code completes with `end`.
-        queue: The queue in which the work waits.
+        queue: The queue that holds the work.
         tensors: The tensors of the result.
         """
         TorchWork.__init__(self)

@@ -62,7 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     prepared: list[RecordedView] = []
     is_over: bool = False
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """The longest time for which a peer of the run searches for a master."""
+    """The longest time a peer of the run searches for a master."""
 
     @property
     def newest(self) -> RecordedView:

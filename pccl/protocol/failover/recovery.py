@@ -41,7 +41,7 @@ Ops:
 
 Group calls:
 
-   12  Peers repeat the call in which they wait. If another accepted peer has received the result, they get it too.
+   12  Peers repeat the call they wait in. If another accepted peer has received the result, they get it too.
    13  A call whose result only lost peers received is repeated.
 
 A new leader never reuses another leader's number for a view, a peer or a request. Terms are unique among masters that
@@ -313,7 +313,7 @@ def _note_group_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
 
 
 def missed_end(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcome | None:
-    """Return the result of the group call in which this peer waits, if another peer received it (rule 12)."""
+    """Return the result of the group call this peer waits in, if another peer received it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
     known = [

@@ -1,7 +1,7 @@
 """Group calls: which are complete, and which are deadlocked.
 
 A peer waits in one group call at a time. Ended calls are numbered, so that after the death of a master a recovery
-report identifies the call in which a peer waits.
+report identifies the call a peer waits in.
 
 1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, otherwise those of
    the run. A lost peer no longer counts.
@@ -45,7 +45,7 @@ class GroupCalls:
         evict: Callable[[int, str, Result], None],
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
     ) -> None:
-        """`missed_ends` maps peers to the result of the group call in which they wait but which ended under an earlier
+        """`missed_ends` maps peers to the result of the group call they wait in, if it ended under an earlier
         master."""
         self._state = state
         self._waiting: Counter[str] = Counter()

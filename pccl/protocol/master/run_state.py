@@ -409,7 +409,7 @@ class Ledger:
         self._is_meshed = is_meshed
         self._order = tuple(ring)
         self.stalled: dict[OpRef, set[int]] = {}
-        """Undecided ops in which peers have waited for a long time, and these peers."""
+        """Undecided ops and the peers that have waited in them for a long time."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
         self._verdicts: dict[OpRef, None] = {}
@@ -463,7 +463,7 @@ class Ledger:
         return commits
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
-        """Return the call in which a peer waits (`call_of`), and the other peers that have not completed the op."""
+        """Return the call a peer waits in (`call_of`), and the other peers that have not completed the op."""
         holders, ranks = self._done.get(op, set()), ranks_of(op.tag)
         if ranks is None:
             return "op", (each for each in self._order if each not in holders and each != peer)

@@ -30,7 +30,7 @@ from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outb
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout for which a link may be silent, and that the attempt to remake it may then take."""
+"""Share of the peer timeout a link may be silent, and that the attempt to remake it may then take."""
 LINK_TIMEOUTS = 2.0
 """Peer timeouts that making a link may take, but at least `LINK_TIMEOUT_S_MIN`."""
 LINK_TIMEOUT_S_MIN = 2.0
@@ -47,7 +47,7 @@ LOSSY_GROWTH = 3
 PROBE_CONNECTIONS_MIN = 4
 """Connections of a measurement if links may grow, so that no window limits it that ops would outgrow."""
 GRACE_S = 0.5
-"""Seconds by which the other end may lag behind in making a link."""
+"""Largest lag of the other end in making a link, in seconds."""
 
 
 class Limit(Enum):

@@ -86,7 +86,7 @@ class ElasticSampler:
             samples_per_step: The number of samples this peer trains on in each step, including all accumulated batches.
                 No batch crosses the end of a step. Given on all peers or on none.
             shuffle: Whether to shuffle each epoch; False keeps the dataset's order.
-            log: A file of this peer's own in which to log its samples.
+            log: A file of this peer's own for the log of its samples.
 
         Raises ValueError, and OSError from the log file.
         """

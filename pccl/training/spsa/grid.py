@@ -28,7 +28,7 @@ from pccl.training.state.replica import is_distributed, replica_of
 
 UNITS_MAX = SUM_MAX
 HEADROOM = 8
-"""The factor by which a tensor's largest element can grow before its grid becomes coarser."""
+"""How far a tensor's largest element can grow, as a factor, before its grid becomes coarser."""
 EPSILONS_MIN = 16
 """The assumed minimum of a tensor's largest element, in perturbations, for tensors that start near zero."""
 EXPONENT_MIN = -126

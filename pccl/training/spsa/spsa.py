@@ -172,7 +172,7 @@ class SPSA(Checkpointed):
                 Parameters are rounded slightly (see `pccl.training.spsa.grid`).
             admit_every: Admit newcomers and exchange buffers after this many steps.
             replay_max: Newcomers at most this many steps behind catch up from the log.
-            log: A file of this peer's own in which to log the steps.
+            log: A file of this peer's own for the log of steps.
             shared: Objects whose `state_dict()` is replicated.
             buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
             check_every: Compare digests after this many steps; None: as often as possible below 0.1 % of the time.
