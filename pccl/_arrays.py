@@ -198,7 +198,7 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
         except ValueError as error:
             raise invalid(func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
-        raise invalid(func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})")
+        raise invalid(func_name, f"{role} is not contiguous; copy it with numpy.ascontiguousarray and use that array")
     return Operand(_address(array), array.size, dtype, array.shape, array.flags.writeable, array)
 
 

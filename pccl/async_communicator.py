@@ -205,8 +205,10 @@ class AsyncCommunicator(CommunicatorBase):
                 await op.async_reclaim()
         except BaseException as error:  # cancelled, trio's KeyboardInterrupt, or refused
             cancel(session, [op])
-            await op.async_reclaim()
-            await op.async_wait(INTERRUPT_GRACE_S, is_shielded=True)
+            try:
+                await op.async_reclaim()
+            finally:  # a second cancellation in asyncio
+                await op.async_wait(INTERRUPT_GRACE_S, is_shielded=True)
             if not isinstance(error, trio.Cancelled) or op.is_given_up or op.has_failed:
                 raise
         require_outcome(session, [op], func_name)

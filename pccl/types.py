@@ -266,7 +266,7 @@ class QuantizationOptions:
             return
         is_cast = self.algorithm is QuantizationAlgorithm.CAST
         allowed = _CASTS if is_cast else _CODES
-        if self.quantized_datatype not in allowed:
+        if not isinstance(self.quantized_datatype, DataType) or self.quantized_datatype not in allowed:
             names = ", ".join(d.name for d in allowed)
             given = self.quantized_datatype
             raise ValueError(f"quantized_datatype {given!r}: must be one of {names} for {self.algorithm.name}")

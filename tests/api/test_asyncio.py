@@ -132,6 +132,21 @@ async def test_cancel_aborts_op_on_all_peers(peers: Peers) -> None:
 
 
 @in_run(2)
+async def test_op_cancelled_twice_frees_its_tag(peers: Peers) -> None:
+    for _ in range(30):
+        reducing = asyncio.ensure_future(peers[0].all_reduce(ones()))
+        await waits_in(peers[0])
+        reducing.cancel()
+        await asyncio.sleep(0)
+        reducing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reducing
+        with pytest.raises(PCCLError, match="gave up the op"):
+            await peers[1].all_reduce(ones())
+        await asyncio.gather(*(peer.all_reduce(ones()) for peer in peers))
+
+
+@in_run(2)
 async def test_asyncio_timeout_withdraws_calls(peers: Peers) -> None:
     ops = [ReduceOpDescriptor.from_numpy(ones(), None, ReduceDescriptor(8, SUM, tag)) for tag in (1, 2)]
     calls: list[Callable[[], Awaitable[Any]]] = [

@@ -176,6 +176,18 @@ def test_forgotten_communicator_is_collected(cluster: Cluster) -> None:
     until(lambda: cluster[0].world_size == 1, "it has left")
 
 
+def test_communicator_is_freed_without_a_collection_after_a_failed_call(cluster: Cluster) -> None:
+    cluster.join(1)
+    gc.disable()
+    try:
+        with pytest.raises(PCCLError):
+            cluster[0].wait_for_peers(2, timeout=0.01)
+        forgotten = weakref.ref(cluster.peers.pop())
+        assert forgotten() is None
+    finally:
+        gc.enable()
+
+
 # What peers do differently.
 
 

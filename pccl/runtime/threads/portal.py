@@ -101,9 +101,13 @@ class _Job:
 
     def outcome(self) -> Any:
         """Return the result of a job that is over, or raise its exception."""
-        if self.error is not None:
-            raise self.error
-        return self.value
+        error, self.error = self.error, None
+        if error is None:
+            return self.value
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame; a cycle would keep the caller's communicator alive
 
     def cancel(self) -> None:
         self.is_cancelled = True
