@@ -1,4 +1,4 @@
-/* conn.h: one connection of a link, a stream socket: frames in, frames out, and no frame lost when it breaks.
+/* conn.h: one connection of a link: frames in, frames out, and no frame lost when it breaks.
  *
  * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer that all
  * connections share into the reduction, or nowhere. One readv takes the rest of a payload and, beyond it, up to
@@ -15,12 +15,9 @@
  *   3. The connection is lost, since nothing tells what else is wrong with the stream. Either the frame comes again on
  *      another connection, or the link fails and the caller aborts the op, which puts back what was overwritten.
  *
- * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they are. The
+ * Out. A batch of up to TX_FRAMES_MAX frames is handed to one send, header and payload each where they are. The
  * checksum is taken right before, and so brings the payload into the cache for the system's copy. A connection whose
- * batch is not wholly taken by the socket waits for the poller. With TCP_NOTSENT_LOWAT, "taken" means nearly on the
- * wire, not merely copied to a deep socket buffer: that is what makes faster connections carry more. Inside a machine
- * the wire is memory, and a buffer of a few megabytes, which is what systems give, has left the caches by the time that
- * it is read; there the buffer is bounded.
+ * batch is not wholly taken by its wire (wire.h) waits for the poller.
  *
  * Loss. A connection that breaks, damages a frame, or stands still while others of its link move, is given up; the link
  * lives as long as it has another. As in Multipath TCP, what was on its way is sent again on the others:
@@ -71,8 +68,9 @@
 #include "link.h"
 #include "list.h"
 #include "op.h"
-#include "poller.h"
 #include "os.h"
+#include "poller.h"
+#include "wire.h"
 
 struct pccl_unexpected_op;
 
@@ -117,7 +115,8 @@ typedef struct {
 enum pccl_conn_rx_state { RX_HEADER, RX_STORE, RX_REDUCE, RX_DISCARD };
 
 typedef struct pccl_conn {
-    pccl_poll_entry poll;
+    pccl_wire *wire; /* NULL: closed; of use only for what has to be sent again */
+    unsigned waits_for; /* PCCL_POLL_ */
     pccl_link *link;
     pccl_list in_conns;
     pccl_list in_free; /* of the link: can take frames */
@@ -128,8 +127,6 @@ typedef struct pccl_conn {
     pccl_list in_nomem; /* of the host: the system had no memory for it */
     pccl_list in_ending; /* of the host: nothing can be sent any more, what has come is to be read yet */
     pccl_records *records; /* NULL: frames travel as they are */
-    uint8_t is_local; /* the other end is on this machine */
-    uint8_t yields_to_loss; /* its congestion control takes any loss for congestion */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;
@@ -141,7 +138,6 @@ typedef struct pccl_conn {
     uint32_t retry_delay_ms; /* 0: the last time was a success */
 
     uint8_t is_lost;
-    uint8_t is_closed; /* the descriptor is closed; of use only for what has to be sent again */
     uint8_t has_peer_lost_frame; /* the other end's LOST has come: what it has received */
     uint8_t is_lost_frame_queued; /* our LOST was queued, once or more often */
     uint8_t is_lost_frame_acked; /* the other end has our LOST */
@@ -149,18 +145,17 @@ typedef struct pccl_conn {
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 
-    pccl_tcp_limits limits; /* as last seen */
+    pccl_wire_limits limits; /* as last seen */
     int64_t acked_ms; /* when last seen to have something acknowledged, or nothing to be; 0: never looked */
-    pccl_tcp_limits round; /* as seen at the end of the last round of the egress scheduler */
+    pccl_wire_limits round; /* as seen at the end of the last round of the egress scheduler */
     uint64_t under_way_bytes; /* as last looked at, and segments since */
     uint64_t unsent_bytes; /* of these, what the system has not sent yet: the same */
     int64_t progress_ms; /* when last seen to move or to have nothing to move; -1: see at the next tick */
     int64_t moved_ms; /* when last seen to move */
     uint8_t has_moved; /* since the last tick */
     uint64_t peer_received_bytes;
-    uint64_t sent_bytes; /* taken by the system; these four since the last look of pccl_conn_has_carried */
-    uint8_t has_received;
-    uint64_t looked_at_bytes; /* of sent_bytes, at that look */
+    uint8_t has_received; /* since the last look of pccl_conn_has_carried */
+    uint64_t looked_at_bytes; /* of the wire's sent_bytes, at that look */
     uint64_t in_flight_bytes; /* at that look */
 
     enum pccl_conn_rx_state rx_state;
@@ -198,11 +193,9 @@ typedef struct pccl_conn {
     pccl_conn_unacked unacked[PCCL_CONN_WINDOW]; /* at their number modulo the window */
 } pccl_conn;
 
-/* Makes a socket fit for use; 0, or -1 with errno set. */
-int pccl_conn_prepare_socket(int fd);
-
-pccl_conn *pccl_conn_create(int fd, pccl_records *records); /* takes the records, if any, unless NULL: no memory */
-void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
+pccl_conn *pccl_conn_create(pccl_wire *wire, pccl_records *records); /* takes both unless NULL: no memory */
+void pccl_conn_destroy(pccl_conn *conn);
+void pccl_conn_close(pccl_conn *conn); /* its wire; destroying closes, too */
 
 /* Makes the connection one of the link's; it begins with HELLO. */
 void pccl_conn_join(pccl_conn *conn, pccl_link *link);
@@ -235,7 +228,7 @@ int pccl_host_read_rest(pccl_conn_host *host);
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
 
-/* The lost connection's descriptor is closed. May free the connection. */
+/* The lost connection is closed. May free the connection. */
 void pccl_conn_note_closed(pccl_conn *conn);
 
 /* A LOST frame has come on this connection: NULL, or the rule that it breaks. */

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/uio.h>
 
 enum { RECEIVE_BYTES_MAX = PCCL_SIZE(1 << 20, 1024) }; /* per wake, so that no connection keeps the others waiting */
 
@@ -245,14 +244,11 @@ static void rx_consume_ahead(pccl_conn *conn)
 /* Returns how many bytes were read; 0 if there is nothing more to do. */
 static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
 {
-    ssize_t n;
-    do
-        n = readv(conn->poll.fd, iov, iov_count);
-    while (n < 0 && errno == EINTR);
+    ssize_t n = conn->wire->type->receive(conn->wire, iov, iov_count);
     if (n == 0)
         pccl_conn_lose(conn, 0, "closed by the other side");
-    else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
-        pccl_conn_fail_call(conn, "receive", errno, PCCL_POLL_IN);
+    else if (n < 0 && n != -EAGAIN)
+        pccl_conn_fail_call(conn, "receive", (int)-n, PCCL_POLL_IN);
     if (n <= 0)
         return 0;
     if (conn->nomem == 0)

@@ -8,12 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
-#ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0 /* SO_NOSIGPIPE does it */
-#endif
 
 static uint32_t tx_window(const pccl_conn *conn) { return PCCL_CONN_WINDOW - (conn->tx_counted - conn->tx_acked); }
 
@@ -252,28 +246,20 @@ int pccl_conn_flush(pccl_conn *conn)
         return 0;
     while (!pccl_conn_is_drained(conn)) {
         struct iovec iov[2 * TX_FRAMES_MAX];
-        struct msghdr message;
         size_t bytes;
         int iov_count = conn->records == NULL ? tx_gather(conn, iov, &bytes) : tx_gather_records(conn, iov, &bytes);
         if (iov_count == 0) {
             pccl_conn_lose(conn, 0, "OpenSSL cannot encrypt");
             return 0;
         }
-        memset(&message, 0, sizeof message);
-        message.msg_iov = iov;
-        message.msg_iovlen = (size_t)iov_count;
-        ssize_t n = sendmsg(conn->poll.fd, &message, MSG_NOSIGNAL);
-        if (n < 0) {
-            if (errno == EINTR)
-                continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK)
-                pccl_conn_fail_call(conn, "send", errno, PCCL_POLL_OUT);
+        ssize_t n = conn->wire->type->send(conn->wire, iov, iov_count);
+        if (n < 0)
+            pccl_conn_fail_call(conn, "send", (int)-n, PCCL_POLL_OUT);
+        if (n <= 0)
             return 0;
-        }
         if (conn->nomem == 0)
             conn->retry_delay_ms = 0;
         pccl_count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
-        conn->sent_bytes += (uint64_t)n;
         if (conn->records == NULL) {
             tx_advance(conn, (size_t)n);
         } else {
