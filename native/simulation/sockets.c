@@ -133,7 +133,7 @@ static void sim_wire_want(pccl_wire *wire, unsigned interest)
     pccl_poller_change(sim_wire_of(wire)->poller, &sim_wire_of(wire)->poll, interest);
 }
 
-static ssize_t sim_wire_send(pccl_wire *wire, const struct iovec *iov, int iov_count)
+static ssize_t sim_wire_send(pccl_wire *wire, struct iovec *iov, int iov_count)
 {
     sim_socket *from = open_socket(sim_wire_fd(wire));
     if (from == NULL)

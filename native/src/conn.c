@@ -10,14 +10,13 @@
 
 enum { UNSENT_BYTES_MIN = 16 << 10, RETRY_DELAY_MS_MAX = 100, RETRY_MS_MAX = 10000 };
 
-pccl_conn *pccl_conn_create(pccl_wire *wire, pccl_records *records)
+pccl_conn *pccl_conn_create(pccl_wire *wire)
 {
     pccl_conn *conn = calloc(1, sizeof *conn);
     if (conn == NULL)
         return NULL;
     conn->wire = wire;
     conn->waits_for = PCCL_POLL_IN;
-    conn->records = records;
     conn->progress_ms = -1;
     pccl_list_init(&conn->in_conns);
     pccl_list_init(&conn->in_free);
@@ -42,8 +41,6 @@ void pccl_conn_close(pccl_conn *conn)
     if (conn->wire != NULL)
         conn->wire->type->close(conn->wire);
     conn->wire = NULL;
-    pccl_records_free(conn->records);
-    conn->records = NULL;
 }
 
 /* What a slow connection has been given, faster ones cannot take over: the more connections, the less for each. */
@@ -180,6 +177,10 @@ void pccl_host_retry(pccl_conn_host *host, int64_t now_ms)
 
 void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, unsigned direction)
 {
+    if (conn->wire->broken != NULL) {
+        pccl_conn_lose(conn, 0, "%s", conn->wire->broken);
+        return;
+    }
     int is_nomem = system_error == ENOBUFS || system_error == ENOMEM;
     int is_patient = conn->retry_delay_ms == 0 || pccl_now_ms() - conn->nomem_ms < RETRY_MS_MAX;
     if (is_nomem && is_patient) {
@@ -218,7 +219,7 @@ int pccl_host_read_rest(pccl_conn_host *host)
 
 /* What is under way */
 
-/* Returns the bytes that were added, and taken neither by the system nor by records. */
+/* Returns the bytes that were added, and not taken by the wire. */
 static size_t tx_left_bytes(const pccl_conn *conn)
 {
     size_t bytes = 0;
@@ -236,7 +237,7 @@ static void conn_look_at_wire(const pccl_conn *conn, uint64_t *in_flight_bytes, 
 
 void pccl_conn_look_under_way(pccl_conn *conn)
 {
-    size_t left_bytes = tx_left_bytes(conn) + conn->tx_encrypted_bytes;
+    size_t left_bytes = tx_left_bytes(conn) + conn->wire->held_bytes;
     conn_look_at_wire(conn, &conn->under_way_bytes, &conn->unsent_bytes);
     conn->under_way_bytes += left_bytes;
     conn->unsent_bytes += left_bytes;

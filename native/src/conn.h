@@ -6,7 +6,7 @@
  * Elements that a read has cut in two wait in `carry`.
  *
  * Damage. Every payload is checksummed as it is read, while it is in cache, and compared with what its header says
- * before anybody is told that it is there; what comes out of records is authenticated instead. Results may already hold
+ * before anybody is told that it is there; what an encrypted wire brings is authenticated instead. Results may already hold
  * damaged bytes by then, and need not be cleaned:
  *
  *   1. A frame that does not arrive leaves its segment unfinished, and only what has arrived is sent on. So no other
@@ -47,12 +47,6 @@
  * Systems are asked because they acknowledge at once; engines may have a lot to say before they come to that, on a slow
  * path. With nothing in flight nothing is missed here; if the other end misses something, it has bytes in flight.
  *
- * Encryption. A connection with keys sends its frames in records (records.h), several to a record or several records to
- * a frame, as it happens; everything above is inside. A batch is encrypted into the records' buffer, and what was
- * encrypted counts as sent, since its payload is of no more use; the connection takes no further frames before the
- * socket has taken all of it. What comes is copied from decrypted records to where it belongs. Whatever does not
- * decrypt loses the connection, so nothing but what the other end has sent gets any further than the records.
- *
  * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again
  * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; until then the poller is not asked for that
  * direction. Where the engine itself has none to keep what a peer has sent, that is no peer's fault: the host fails.
@@ -62,7 +56,6 @@
 #ifndef PCCL_CONN_H
 #define PCCL_CONN_H
 
-#include "records.h"
 #include "frame.h"
 #include "host.h"
 #include "link.h"
@@ -126,7 +119,6 @@ typedef struct pccl_conn {
     pccl_list in_lost; /* of the host: lost, to be closed */
     pccl_list in_nomem; /* of the host: the system had no memory for it */
     pccl_list in_ending; /* of the host: nothing can be sent any more, what has come is to be read yet */
-    pccl_records *records; /* NULL: frames travel as they are */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;
@@ -180,11 +172,11 @@ typedef struct pccl_conn {
     uint32_t rx_ahead_end;
     uint8_t rx_ahead[READ_AHEAD_BYTES];
 
+    uint8_t tx_is_under_way; /* of what was added, the system has not taken all */
     unsigned tx_count;
     unsigned tx_first;
     size_t tx_offset; /* sent of the first frame */
     size_t tx_batch_bytes;
-    size_t tx_encrypted_bytes; /* encrypted and not taken by the socket yet */
     pccl_conn_tx_frame tx_frames[TX_FRAMES_MAX];
     uint32_t tx_keys_bytes; /* used by the batch */
     uint8_t tx_keys[PCCL_DONE_PAYLOAD_MAX];
@@ -193,7 +185,7 @@ typedef struct pccl_conn {
     pccl_conn_unacked unacked[PCCL_CONN_WINDOW]; /* at their number modulo the window */
 } pccl_conn;
 
-pccl_conn *pccl_conn_create(pccl_wire *wire, pccl_records *records); /* takes both unless NULL: no memory */
+pccl_conn *pccl_conn_create(pccl_wire *wire); /* takes the wire unless NULL: no memory */
 void pccl_conn_destroy(pccl_conn *conn);
 void pccl_conn_close(pccl_conn *conn); /* its wire; destroying closes, too */
 
@@ -241,7 +233,7 @@ pccl_conn_unacked pccl_conn_take_unacked(pccl_conn *lost);
 /* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
 
-/* Nonzero if nothing waits for the socket to take it. */
+/* Nonzero if nothing waits for the system to take it. */
 int pccl_conn_is_drained(const pccl_conn *conn);
 
 /* Nonzero if frames that count may be added now. */
@@ -297,7 +289,7 @@ static inline void pccl_count(uint64_t *counter, uint64_t bytes)
     __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + bytes, __ATOMIC_RELAXED);
 }
 
-/* A system call has failed, other than that it would block: tries again later, loses the connection, or fails the
+/* A call of the wire has failed, other than that it would block: tries again later, loses the connection, or fails the
  * host. */
 void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, unsigned direction);
 

@@ -543,21 +543,18 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
     if (fd < 0)
         return PCCL_E_INVALID;
     pccl_wire *wire;
-    pccl_records *records = NULL;
     int status = pccl_wire_tcp_open(engine->fds, fd, &wire);
     if (status != 0)
         return status;
     if (keys != NULL)
-        status = pccl_records_create(keys, &records);
+        status = pccl_wire_seal(&wire, keys);
     command *todo = status == 0 ? command_create(COMMAND_LINK_ADD) : NULL;
     if (status == 0)
         status = PCCL_E_MEMORY;
     if (todo != NULL) {
-        todo->conn = pccl_conn_create(wire, records);
-        if (todo->conn != NULL) {
+        todo->conn = pccl_conn_create(wire);
+        if (todo->conn != NULL)
             wire = NULL;
-            records = NULL;
-        }
         todo->spare_link = pccl_link_create(link);
         if (todo->conn != NULL && todo->spare_link != NULL)
             status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_CONN);
@@ -568,7 +565,6 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
     }
     if (wire != NULL)
         wire->type->close(wire);
-    pccl_records_free(records);
     if (todo != NULL) {
         if (todo->conn != NULL)
             pccl_conn_destroy(todo->conn);

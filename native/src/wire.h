@@ -6,11 +6,13 @@
  *
  * One thread owns a wire. The types are
  *
- *     wire_tcp.c   a stream socket */
+ *     wire_tcp.c      a stream socket
+ *     wire_sealed.c   encrypted records over another wire */
 #ifndef PCCL_WIRE_H
 #define PCCL_WIRE_H
 
 #include "fd_registry.h"
+#include "pccl_native.h"
 #include "poller.h"
 
 #include <stdint.h>
@@ -32,7 +34,10 @@ typedef struct {
     uint32_t segment_bytes;
 } pccl_wire_limits;
 
-enum { PCCL_WIRE_UNSENT_BYTES_MAX = 256 << 10 }; /* given to the system, which may not send it yet */
+enum {
+    PCCL_WIRE_UNSENT_BYTES_MAX = 256 << 10, /* given to the system, which may not send it yet */
+    PCCL_WIRE_IOV_MAX = 16 /* parts to be sent, none of them empty */
+};
 
 typedef struct pccl_wire pccl_wire;
 
@@ -44,13 +49,15 @@ typedef struct {
     /* Ends the watch, closes the descriptors and frees the wire. */
     void (*close)(pccl_wire *wire);
 
-    /* Returns the bytes taken; fewer than given: wait for PCCL_POLL_OUT. What was taken may be overwritten. Negative:
-     * -errno. */
-    ssize_t (*send)(pccl_wire *wire, const struct iovec *iov, int count);
+    /* Returns the bytes taken, and may change `iov`. Fewer than given, or held_bytes: wait for PCCL_POLL_OUT, and send
+     * again, perhaps 0 bytes. What was taken may be overwritten. Negative: -errno. */
+    ssize_t (*send)(pccl_wire *wire, struct iovec *iov, int count);
 
-    /* Returns the bytes received; fewer than there is room for: there are no more now. 0: the end. Negative: -errno,
-     * -EAGAIN without bytes. */
+    /* One of both receives: NULL is the other. Returns the bytes received; 0: the end; negative: -errno, -EAGAIN without
+     * bytes. Of `receive`, fewer bytes than there is room for: there are no more now. `view` shows bytes in place, until
+     * its next call; calls have to go on until -EAGAIN, before which no system call is made without `may_read`. */
     ssize_t (*receive)(pccl_wire *wire, const struct iovec *iov, int count);
+    ssize_t (*view)(pccl_wire *wire, const uint8_t **at, int may_read);
 
     /* Bounds unsent bytes: what one wire has taken, a faster one cannot carry. */
     void (*bound_unsent)(pccl_wire *wire, int bytes);
@@ -67,12 +74,18 @@ struct pccl_wire {
     const pccl_wire_type *type;
     uint8_t is_local; /* the other end is on this machine */
     uint8_t yields_to_loss; /* its congestion control takes any loss for congestion */
+    uint8_t is_authentic; /* bytes arrive as they were sent: payload needs no checksum */
+    const char *broken; /* why, where an error is no system call's */
+    size_t held_bytes; /* taken, and not handed to the system */
     uint64_t sent_bytes; /* on the network */
     uint64_t received_bytes;
 };
 
 /* Makes a wire of a connected stream socket, which it takes, also on failure. 0 or PCCL_E_. */
 int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
+
+/* Puts a wire that encrypts in the place of *wire, which it owns from then on. 0, or PCCL_E_ without a change. */
+int pccl_wire_seal(pccl_wire **wire, const pccl_link_keys *keys);
 
 /* Returns the segments that were lost, of those that were sent again: the receiver had got the others (`in_vain`), as
  * when its process stood still for longer than a round trip takes. That comes to be known a round trip later, so what

@@ -122,12 +122,12 @@ static void tcp_close(pccl_wire *wire)
 
 /* Bytes */
 
-static ssize_t tcp_send(pccl_wire *wire, const struct iovec *iov, int count)
+static ssize_t tcp_send(pccl_wire *wire, struct iovec *iov, int count)
 {
     struct msghdr message;
     ssize_t n;
     memset(&message, 0, sizeof message);
-    message.msg_iov = (struct iovec *)(uintptr_t)iov;
+    message.msg_iov = iov;
     message.msg_iovlen = (size_t)count;
     do
         n = sendmsg(tcp_fd(wire), &message, MSG_NOSIGNAL);

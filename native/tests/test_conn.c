@@ -40,7 +40,7 @@ static int wire_open(wire *w, int send_buffer_bytes)
     pccl_wire *bytes;
     if (w->fds == NULL || pccl_wire_tcp_open(w->fds, w->fd, &bytes) != 0)
         return 0;
-    w->conn = pccl_conn_create(bytes, NULL);
+    w->conn = pccl_conn_create(bytes);
     if (w->conn == NULL)
         return 0;
     pccl_conn_join(w->conn, w->link);
