@@ -6,8 +6,8 @@
  * Elements that a read has cut in two wait in `carry`.
  *
  * Damage. Every payload is checksummed as it is read, while it is in cache, and compared with what its header says
- * before anybody is told that it is there; what an encrypted wire brings is authenticated instead. Results may already hold
- * damaged bytes by then, and need not be cleaned:
+ * before anybody is told that it is there; what an encrypted wire brings is authenticated instead. Results may already
+ * hold damaged bytes by then, and need not be cleaned:
  *
  *   1. A frame that does not arrive leaves its segment unfinished, and only what has arrived is sent on. So no other
  *      rank gets to see the damage.

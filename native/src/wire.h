@@ -1,8 +1,8 @@
 /* wire.h: the transport under a connection (conn.h): an interface, and its types.
  *
  * A wire carries bytes in order, in both directions, to the same connection of the other end, or breaks. Frames,
- * acknowledgments and loss are the connection's. Nothing blocks and nothing allocates after the wire is made. A new type
- * is a new table of functions; docs/design/engine.md lists the places that change.
+ * acknowledgments and loss are the connection's. Nothing blocks, and nothing allocates after the wire is made. A new
+ * type is a new table of functions; docs/design/engine.md lists the places that change.
  *
  * One thread owns a wire. The types are
  *
@@ -53,9 +53,10 @@ typedef struct {
      * again, perhaps 0 bytes. What was taken may be overwritten. Negative: -errno. */
     ssize_t (*send)(pccl_wire *wire, struct iovec *iov, int count);
 
-    /* One of both receives: NULL is the other. Returns the bytes received; 0: the end; negative: -errno, -EAGAIN without
-     * bytes. Of `receive`, fewer bytes than there is room for: there are no more now. `view` shows bytes in place, until
-     * its next call; calls have to go on until -EAGAIN, before which no system call is made without `may_read`. */
+    /* One of the two receives, and the other is NULL. Returns the bytes received; 0: the end; negative: -errno, -EAGAIN
+     * without bytes. After `receive`, fewer bytes than there is room for: there are no more now. `view` shows bytes in
+     * place, until its next call. It has to be called until -EAGAIN: the poller does not know what it has read. Without
+     * `may_read` it reads no more. */
     ssize_t (*receive)(pccl_wire *wire, const struct iovec *iov, int count);
     ssize_t (*view)(pccl_wire *wire, const uint8_t **at, int may_read);
 
