@@ -1,8 +1,7 @@
 /* simulated.h: the engine that ships, in one thread, under the command of its test.
  *
- * All of native/src is built as it is but for the few files that talk to the system: the clock and threads (os.c),
- * the poller (poller.c), wake-ups (os.c), and TCP's account of a connection (os.c), which are here, and the
- * system calls on sockets, which redirect.h leads here.
+ * All of native/src is built as it is but for the few files that talk to the system, which are here: the clock, threads
+ * and wake-ups (os.c), the poller (poller.c), and sockets (wire_tcp.c). redirect.h leads locks here.
  *
  * Threads. Each thread of an engine, and each caller on its fast path, is a fiber with a stack of its own. It runs when
  * it is given a turn, until it waits: in the poller, for a condition, or for a mutex. Where chance is at work it may

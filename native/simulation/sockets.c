@@ -1,7 +1,9 @@
-/* sockets.c: pairs of sockets in memory, and descriptors that wake; simulated.h says what may happen to them. */
+/* sockets.c: pairs of sockets in memory as wires (wire.h), and descriptors that wake; simulated.h says what may happen to them. */
 #include "sim.h"
 
+#include "list.h"
 #include "os.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -98,56 +100,75 @@ static size_t some_of(size_t bytes)
     return bytes > 1 && sim_happens(PARTIAL_ONE_IN) ? 1 + sim_draw((uint32_t)bytes - 1) : bytes;
 }
 
-static ssize_t fail(int error)
+/* The wire */
+
+typedef struct {
+    pccl_wire wire;
+    pccl_poller *poller; /* NULL: not watched */
+    pccl_poll_entry poll;
+} sim_wire;
+
+static sim_wire *sim_wire_of(pccl_wire *wire) { return PCCL_CONTAINER_OF(wire, sim_wire, wire); }
+
+static int sim_wire_fd(const pccl_wire *wire) { return PCCL_CONTAINER_OF(wire, const sim_wire, wire)->poll.fd; }
+
+static size_t iov_bytes(const struct iovec *iov, int count)
 {
-    errno = error;
-    return -1;
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += iov[i].iov_len;
+    return bytes;
 }
 
-/* What the engine calls */
-
-ssize_t pccl_sim_sendmsg(int fd, const struct msghdr *message, int flags)
+static int sim_wire_watch(pccl_wire *wire, pccl_poller *poller, void *owner)
 {
-    sim_socket *from = open_socket(fd);
-    (void)flags;
+    sim_wire *of = sim_wire_of(wire);
+    of->poll.owner = owner;
+    of->poller = poller;
+    return pccl_poller_add(poller, &of->poll, of->poll.fd, PCCL_POLL_IN);
+}
+
+static void sim_wire_want(pccl_wire *wire, unsigned interest)
+{
+    pccl_poller_change(sim_wire_of(wire)->poller, &sim_wire_of(wire)->poll, interest);
+}
+
+static ssize_t sim_wire_send(pccl_wire *wire, struct iovec *iov, int iov_count)
+{
+    sim_socket *from = open_socket(sim_wire_fd(wire));
     if (from == NULL)
-        return fail(EBADF);
+        return -EBADF;
     if (from->error != 0)
-        return fail(from->error);
-    size_t wanted = 0;
-    for (size_t i = 0; i < message->msg_iovlen; i++)
-        wanted += message->msg_iov[i].iov_len;
+        return -from->error;
     size_t room = from->end == END_NONE ? from->capacity - from->count : 0;
     if (room == 0)
-        return fail(EAGAIN);
-    size_t left = some_of(pccl_min_size(room, wanted));
+        return 0;
+    size_t left = some_of(pccl_min_size(room, iov_bytes(iov, iov_count)));
     size_t taken = left;
     for (size_t i = 0; left > 0; i++) {
-        size_t n = pccl_min_size(left, message->msg_iov[i].iov_len);
-        memcpy(from->bytes + from->count, message->msg_iov[i].iov_base, n);
+        size_t n = pccl_min_size(left, iov[i].iov_len);
+        memcpy(from->bytes + from->count, iov[i].iov_base, n);
         from->count += n;
         left -= n;
     }
+    wire->sent_bytes += taken;
     return (ssize_t)taken;
 }
 
-ssize_t pccl_sim_readv(int fd, const struct iovec *iov, int iov_count)
+static ssize_t sim_wire_receive(pccl_wire *wire, const struct iovec *iov, int iov_count)
 {
-    sim_socket *to = open_socket(fd);
+    sim_socket *to = open_socket(sim_wire_fd(wire));
     if (to == NULL)
-        return fail(EBADF);
+        return -EBADF;
     sim_socket *from = peer_of(to);
     if (from->arrived == 0) {
         if (to->error != 0)
-            return fail(to->error);
+            return -to->error;
         if (!from->has_end_arrived)
-            return fail(EAGAIN);
-        return from->end == END_RESET ? fail(ECONNRESET) : 0;
+            return -EAGAIN;
+        return from->end == END_RESET ? -ECONNRESET : 0;
     }
-    size_t room = 0;
-    for (int i = 0; i < iov_count; i++)
-        room += iov[i].iov_len;
-    size_t n = some_of(pccl_min_size(room, from->arrived));
+    size_t n = some_of(pccl_min_size(iov_bytes(iov, iov_count), from->arrived));
     size_t at = 0;
     for (int i = 0; at < n; i++) {
         size_t part = pccl_min_size(n - at, iov[i].iov_len);
@@ -157,52 +178,54 @@ ssize_t pccl_sim_readv(int fd, const struct iovec *iov, int iov_count)
     memmove(from->bytes, from->bytes + n, from->count - n);
     from->count -= n;
     from->arrived -= n;
+    wire->received_bytes += n;
     return (ssize_t)n;
 }
 
-int pccl_sim_shutdown(int fd, int how)
+static void socket_close(int fd)
 {
-    (void)how;
-    return open_socket(fd) != NULL ? 0 : (int)fail(EBADF);
-}
-
-int pccl_sim_close(int fd)
-{
-    if (fd < SIM_FD_FIRST)
-        return (close)(fd);
     sim_socket *closed = open_socket(fd);
     if (closed == NULL)
-        return (int)fail(EBADF);
+        return;
     closed->is_open = 0;
     if (closed->peer < 0)
-        return 0;
+        return;
     sim_socket *peer = peer_of(closed);
     if (closed->end == END_NONE)
         closed->end = peer->arrived > 0 ? END_RESET : END_CLOSED; /* as a system that has unread bytes */
     socket_drain(peer);
     if (!peer->is_open)
         socket_drain(closed);
-    return 0;
 }
 
-int pccl_sim_bytes_under_way(int fd, int *bytes)
+static void sim_wire_close(pccl_wire *wire)
 {
-    const sim_socket *of = open_socket(fd);
+    sim_wire *of = sim_wire_of(wire);
+    if (of->poller != NULL)
+        pccl_poller_remove(of->poller, &of->poll);
+    socket_close(of->poll.fd);
+    free(of);
+}
+
+static void sim_wire_bound_unsent(pccl_wire *wire, int bytes)
+{
+    (void)wire;
+    (void)bytes;
+}
+
+static int sim_wire_under_way(const pccl_wire *wire, uint64_t *in_flight_bytes, uint64_t *unsent_bytes)
+{
+    const sim_socket *of = open_socket(sim_wire_fd(wire));
+    *in_flight_bytes = *unsent_bytes = 0;
     if (of == NULL)
-        return (int)fail(EBADF);
-    *bytes = (int)(of->count - of->arrived);
+        return -1;
+    *in_flight_bytes = of->count - of->arrived;
     return 0;
 }
 
-int pccl_tcp_yields_to_loss(int fd)
+static int sim_wire_read_limits(const pccl_wire *wire, pccl_wire_limits *limits)
 {
-    (void)fd;
-    return 0;
-}
-
-int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
-{
-    const sim_socket *of = open_socket(fd);
+    const sim_socket *of = open_socket(sim_wire_fd(wire));
     if (of == NULL)
         return -1;
     uint64_t open_us = (uint64_t)(pccl_sim_now_ms() - of->opened_ms) * 1000;
@@ -217,6 +240,32 @@ int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
     return 0;
 }
 
+static const pccl_wire_type sim_type = {
+    .watch = sim_wire_watch,
+    .want = sim_wire_want,
+    .close = sim_wire_close,
+    .send = sim_wire_send,
+    .receive = sim_wire_receive,
+    .bound_unsent = sim_wire_bound_unsent,
+    .under_way = sim_wire_under_way,
+    .read_limits = sim_wire_read_limits,
+};
+
+int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made)
+{
+    (void)fds;
+    sim_wire *of = calloc(1, sizeof *of);
+    *made = NULL;
+    if (of == NULL) {
+        socket_close(fd);
+        return PCCL_E_MEMORY;
+    }
+    of->wire.type = &sim_type;
+    of->poll.fd = fd;
+    *made = &of->wire;
+    return 0;
+}
+
 /* Descriptors that wake */
 
 int pccl_wake_open(pccl_wake *wake)
@@ -228,7 +277,7 @@ int pccl_wake_open(pccl_wake *wake)
 void pccl_wake_close(pccl_wake *wake)
 {
     if (wake->read_fd >= 0)
-        pccl_sim_close(wake->read_fd);
+        socket_close(wake->read_fd);
     wake->read_fd = wake->write_fd = -1;
 }
 
@@ -353,7 +402,7 @@ void pccl_sim_abandon(int fd, int lost_bytes)
     of->count -= pccl_min_size((size_t)lost_bytes, of->count - of->arrived);
     if (lost_bytes > 0)
         of->end = END_RESET;
-    pccl_sim_close(fd);
+    socket_close(fd);
 }
 
 int pccl_sim_is_closed(int fd) { return open_socket(fd) == NULL; }

@@ -3,89 +3,20 @@
 #include "os.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#if defined(__linux__)
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
-#endif
 
-enum {
-    UNSENT_BYTES_MAX = 256 << 10, /* given to the system, which may not send it yet */
-    UNSENT_BYTES_MIN = 16 << 10,
-    RETRY_DELAY_MS_MAX = 100,
-    RETRY_MS_MAX = 10000,
-    LOCAL_SEND_BUFFER_BYTES = 256 << 10 /* 64 MiB between two ranks and four took a tenth less than with 4 MiB */
-};
+enum { UNSENT_BYTES_MIN = 16 << 10, RETRY_DELAY_MS_MAX = 100, RETRY_MS_MAX = 10000 };
 
-static void socket_bound_unsent(int fd, int bytes)
-{
-#ifdef TCP_NOTSENT_LOWAT
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
-#else
-    (void)fd;
-    (void)bytes;
-#endif
-}
-
-int pccl_conn_prepare_socket(int fd)
-{
-    int on = 1;
-    int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
-        return -1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* fails on what is not TCP */
-    socket_bound_unsent(fd, UNSENT_BYTES_MAX);
-#ifdef SO_NOSIGPIPE
-    (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
-#endif
-    return 0;
-}
-
-static int socket_is_local(int fd)
-{
-    struct sockaddr_storage ends[2];
-    socklen_t sizes[2] = {sizeof ends[0], sizeof ends[1]};
-    if (getsockname(fd, (struct sockaddr *)&ends[0], &sizes[0]) != 0 ||
-        getpeername(fd, (struct sockaddr *)&ends[1], &sizes[1]) != 0)
-        return 0;
-    if (ends[0].ss_family == AF_INET)
-        return memcmp(&((struct sockaddr_in *)&ends[0])->sin_addr, &((struct sockaddr_in *)&ends[1])->sin_addr,
-                   sizeof(struct in_addr)) == 0;
-    if (ends[0].ss_family == AF_INET6)
-        return memcmp(&((struct sockaddr_in6 *)&ends[0])->sin6_addr, &((struct sockaddr_in6 *)&ends[1])->sin6_addr,
-                   sizeof(struct in6_addr)) == 0;
-    return ends[0].ss_family == AF_UNIX;
-}
-
-/* Makes the send buffer at most so large; never larger than it is. */
-static void socket_bound_send_buffer(int fd, int bytes)
-{
-    int present_bytes = 0;
-    socklen_t size = sizeof present_bytes;
-    if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &present_bytes, &size) == 0 && present_bytes > 2 * bytes)
-        (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-}
-
-pccl_conn *pccl_conn_create(int fd, pccl_records *records)
+pccl_conn *pccl_conn_create(pccl_wire *wire)
 {
     pccl_conn *conn = calloc(1, sizeof *conn);
     if (conn == NULL)
         return NULL;
-    conn->poll.fd = fd;
-    conn->poll.owner = conn;
-    conn->records = records;
-    conn->is_local = (uint8_t)socket_is_local(fd);
-    if (conn->is_local)
-        socket_bound_send_buffer(fd, LOCAL_SEND_BUFFER_BYTES);
-    else
-        conn->yields_to_loss = (uint8_t)pccl_tcp_yields_to_loss(fd);
+    conn->wire = wire;
+    conn->waits_for = PCCL_POLL_IN;
     conn->progress_ms = -1;
     pccl_list_init(&conn->in_conns);
     pccl_list_init(&conn->in_free);
@@ -101,18 +32,27 @@ pccl_conn *pccl_conn_create(int fd, pccl_records *records)
 void pccl_conn_destroy(pccl_conn *conn)
 {
     pccl_conn_tx_drop(conn);
-    pccl_records_free(conn->records);
+    pccl_conn_close(conn);
     free(conn);
+}
+
+void pccl_conn_close(pccl_conn *conn)
+{
+    if (conn->wire != NULL)
+        conn->wire->type->close(conn->wire);
+    conn->wire = NULL;
 }
 
 /* What a slow connection has been given, faster ones cannot take over: the more connections, the less for each. */
 static void link_bound_unsent(const pccl_link *link)
 {
-    int bytes = (int)pccl_max_size(UNSENT_BYTES_MIN, 2 * UNSENT_BYTES_MAX / link->live_count);
-    if (link->is_local || bytes >= UNSENT_BYTES_MAX)
+    int bytes = (int)pccl_max_size(UNSENT_BYTES_MIN, 2 * PCCL_WIRE_UNSENT_BYTES_MAX / link->live_count);
+    if (link->is_local || bytes >= PCCL_WIRE_UNSENT_BYTES_MAX)
         return;
-    for (const pccl_list *node = link->conns.next; node != &link->conns; node = node->next)
-        socket_bound_unsent(PCCL_CONTAINER_OF(node, const pccl_conn, in_conns)->poll.fd, bytes);
+    for (const pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_wire *wire = PCCL_CONTAINER_OF(node, const pccl_conn, in_conns)->wire;
+        wire->type->bound_unsent(wire, bytes);
+    }
 }
 
 void pccl_conn_join(pccl_conn *conn, pccl_link *link)
@@ -176,7 +116,11 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
 void pccl_conn_watch(pccl_conn *conn)
 {
     unsigned waits_for = PCCL_POLL_IN | (pccl_conn_is_drained(conn) ? 0u : (unsigned)PCCL_POLL_OUT);
-    pccl_poller_change(conn->link->host->poller, &conn->poll, waits_for & ~conn->nomem);
+    waits_for &= ~conn->nomem;
+    if (waits_for == conn->waits_for)
+        return;
+    conn->waits_for = waits_for;
+    conn->wire->type->want(conn->wire, waits_for);
 }
 
 /* Without memory */
@@ -233,6 +177,10 @@ void pccl_host_retry(pccl_conn_host *host, int64_t now_ms)
 
 void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, unsigned direction)
 {
+    if (conn->wire->broken != NULL) {
+        pccl_conn_lose(conn, 0, "%s", conn->wire->broken);
+        return;
+    }
     int is_nomem = system_error == ENOBUFS || system_error == ENOMEM;
     int is_patient = conn->retry_delay_ms == 0 || pccl_now_ms() - conn->nomem_ms < RETRY_MS_MAX;
     if (is_nomem && is_patient) {
@@ -269,38 +217,9 @@ int pccl_host_read_rest(pccl_conn_host *host)
     return has_read;
 }
 
-/* What the system knows of it */
+/* What is under way */
 
-/* Returns what this system has taken and the other end's system has not acknowledged. Where systems do not tell: what
- * the other engine has not acknowledged. */
-static uint64_t conn_in_flight_bytes(const pccl_conn *conn)
-{
-#if defined(__linux__)
-    int bytes;
-    if (ioctl(conn->poll.fd, SIOCOUTQ, &bytes) == 0)
-        return (uint64_t)bytes;
-#elif defined(SO_NWRITE)
-    int bytes;
-    socklen_t size = sizeof bytes;
-    if (getsockopt(conn->poll.fd, SOL_SOCKET, SO_NWRITE, &bytes, &size) == 0)
-        return (uint64_t)bytes;
-#endif
-    return conn->tx_counted - conn->tx_acked;
-}
-
-static uint64_t conn_unsent_bytes(const pccl_conn *conn)
-{
-#if defined(__linux__)
-    int bytes;
-    if (ioctl(conn->poll.fd, SIOCOUTQNSD, &bytes) == 0)
-        return (uint64_t)bytes;
-#else
-    (void)conn;
-#endif
-    return 0;
-}
-
-/* Returns the bytes that were added, and taken neither by the system nor by records. */
+/* Returns the bytes that were added, and not taken by the wire. */
 static size_t tx_left_bytes(const pccl_conn *conn)
 {
     size_t bytes = 0;
@@ -309,20 +228,30 @@ static size_t tx_left_bytes(const pccl_conn *conn)
     return bytes - conn->tx_offset;
 }
 
+/* Where systems do not tell, frames that the other engine has not acknowledged count as bytes in flight. */
+static void conn_look_at_wire(const pccl_conn *conn, uint64_t *in_flight_bytes, uint64_t *unsent_bytes)
+{
+    if (conn->wire->type->under_way(conn->wire, in_flight_bytes, unsent_bytes) != 0)
+        *in_flight_bytes = conn->tx_counted - conn->tx_acked;
+}
+
 void pccl_conn_look_under_way(pccl_conn *conn)
 {
-    size_t left_bytes = tx_left_bytes(conn) + conn->tx_encrypted_bytes;
-    conn->under_way_bytes = conn_in_flight_bytes(conn) + left_bytes;
-    conn->unsent_bytes = conn_unsent_bytes(conn) + left_bytes;
+    size_t left_bytes = tx_left_bytes(conn) + conn->wire->held_bytes;
+    conn_look_at_wire(conn, &conn->under_way_bytes, &conn->unsent_bytes);
+    conn->under_way_bytes += left_bytes;
+    conn->unsent_bytes += left_bytes;
 }
 
 int pccl_conn_has_carried(pccl_conn *conn)
 {
-    uint64_t in_flight_bytes = conn_in_flight_bytes(conn);
-    uint64_t in_flight_max_bytes = conn->in_flight_bytes + (conn->sent_bytes - conn->looked_at_bytes);
+    uint64_t in_flight_bytes;
+    uint64_t unsent_bytes;
+    conn_look_at_wire(conn, &in_flight_bytes, &unsent_bytes);
+    uint64_t in_flight_max_bytes = conn->in_flight_bytes + (conn->wire->sent_bytes - conn->looked_at_bytes);
     int has_carried = conn->has_received || in_flight_bytes < in_flight_max_bytes;
     conn->has_received = 0;
-    conn->looked_at_bytes = conn->sent_bytes;
+    conn->looked_at_bytes = conn->wire->sent_bytes;
     conn->in_flight_bytes = in_flight_bytes;
     return has_carried;
 }
@@ -353,7 +282,7 @@ static void conn_queue_lost_frame(pccl_conn *lost)
 
 static void conn_forget_if_settled(pccl_conn *lost)
 {
-    if (!lost->is_closed || !lost->has_peer_lost_frame || !lost->is_lost_frame_acked ||
+    if (lost->wire != NULL || !lost->has_peer_lost_frame || !lost->is_lost_frame_acked ||
         lost->tx_acked != lost->tx_counted)
         return;
     PCCL_ASSERT(!pccl_list_is_member(&lost->in_lost_frames) && !pccl_list_is_member(&lost->in_resend));
@@ -383,9 +312,7 @@ void pccl_conn_note_lost(pccl_conn *conn)
 
 void pccl_conn_note_closed(pccl_conn *conn)
 {
-    conn->is_closed = 1;
-    pccl_records_free(conn->records);
-    conn->records = NULL;
+    PCCL_ASSERT(conn->wire == NULL);
     pccl_list_append(&conn->link->lost_conns, &conn->in_conns);
     conn_forget_if_settled(conn);
 }

@@ -1,4 +1,4 @@
-/* conn.h: one connection of a link, a stream socket: frames in, frames out, and no frame lost when it breaks.
+/* conn.h: one connection of a link: frames in, frames out, and no frame lost when it breaks.
  *
  * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer that all
  * connections share into the reduction, or nowhere. One readv takes the rest of a payload and, beyond it, up to
@@ -6,8 +6,8 @@
  * Elements that a read has cut in two wait in `carry`.
  *
  * Damage. Every payload is checksummed as it is read, while it is in cache, and compared with what its header says
- * before anybody is told that it is there; what comes out of records is authenticated instead. Results may already hold
- * damaged bytes by then, and need not be cleaned:
+ * before anybody is told that it is there; what an encrypted wire brings is authenticated instead. Results may already
+ * hold damaged bytes by then, and need not be cleaned:
  *
  *   1. A frame that does not arrive leaves its segment unfinished, and only what has arrived is sent on. So no other
  *      rank gets to see the damage.
@@ -15,12 +15,9 @@
  *   3. The connection is lost, since nothing tells what else is wrong with the stream. Either the frame comes again on
  *      another connection, or the link fails and the caller aborts the op, which puts back what was overwritten.
  *
- * Out. A batch of up to TX_FRAMES_MAX frames is handed to one sendmsg, header and payload each where they are. The
+ * Out. A batch of up to TX_FRAMES_MAX frames is handed to one send, header and payload each where they are. The
  * checksum is taken right before, and so brings the payload into the cache for the system's copy. A connection whose
- * batch is not wholly taken by the socket waits for the poller. With TCP_NOTSENT_LOWAT, "taken" means nearly on the
- * wire, not merely copied to a deep socket buffer: that is what makes faster connections carry more. Inside a machine
- * the wire is memory, and a buffer of a few megabytes, which is what systems give, has left the caches by the time that
- * it is read; there the buffer is bounded.
+ * batch is not wholly taken by its wire (wire.h) waits for the poller.
  *
  * Loss. A connection that breaks, damages a frame, or stands still while others of its link move, is given up; the link
  * lives as long as it has another. As in Multipath TCP, what was on its way is sent again on the others:
@@ -50,12 +47,6 @@
  * Systems are asked because they acknowledge at once; engines may have a lot to say before they come to that, on a slow
  * path. With nothing in flight nothing is missed here; if the other end misses something, it has bytes in flight.
  *
- * Encryption. A connection with keys sends its frames in records (records.h), several to a record or several records to
- * a frame, as it happens; everything above is inside. A batch is encrypted into the records' buffer, and what was
- * encrypted counts as sent, since its payload is of no more use; the connection takes no further frames before the
- * socket has taken all of it. What comes is copied from decrypted records to where it belongs. Whatever does not
- * decrypt loses the connection, so nothing but what the other end has sent gets any further than the records.
- *
  * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again
  * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; until then the poller is not asked for that
  * direction. Where the engine itself has none to keep what a peer has sent, that is no peer's fault: the host fails.
@@ -65,14 +56,14 @@
 #ifndef PCCL_CONN_H
 #define PCCL_CONN_H
 
-#include "records.h"
 #include "frame.h"
 #include "host.h"
 #include "link.h"
 #include "list.h"
 #include "op.h"
-#include "poller.h"
 #include "os.h"
+#include "poller.h"
+#include "wire.h"
 
 struct pccl_unexpected_op;
 
@@ -117,7 +108,8 @@ typedef struct {
 enum pccl_conn_rx_state { RX_HEADER, RX_STORE, RX_REDUCE, RX_DISCARD };
 
 typedef struct pccl_conn {
-    pccl_poll_entry poll;
+    pccl_wire *wire; /* NULL: closed; of use only for what has to be sent again */
+    unsigned waits_for; /* PCCL_POLL_ */
     pccl_link *link;
     pccl_list in_conns;
     pccl_list in_free; /* of the link: can take frames */
@@ -127,9 +119,6 @@ typedef struct pccl_conn {
     pccl_list in_lost; /* of the host: lost, to be closed */
     pccl_list in_nomem; /* of the host: the system had no memory for it */
     pccl_list in_ending; /* of the host: nothing can be sent any more, what has come is to be read yet */
-    pccl_records *records; /* NULL: frames travel as they are */
-    uint8_t is_local; /* the other end is on this machine */
-    uint8_t yields_to_loss; /* its congestion control takes any loss for congestion */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;
@@ -141,7 +130,6 @@ typedef struct pccl_conn {
     uint32_t retry_delay_ms; /* 0: the last time was a success */
 
     uint8_t is_lost;
-    uint8_t is_closed; /* the descriptor is closed; of use only for what has to be sent again */
     uint8_t has_peer_lost_frame; /* the other end's LOST has come: what it has received */
     uint8_t is_lost_frame_queued; /* our LOST was queued, once or more often */
     uint8_t is_lost_frame_acked; /* the other end has our LOST */
@@ -149,18 +137,17 @@ typedef struct pccl_conn {
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 
-    pccl_tcp_limits limits; /* as last seen */
+    pccl_wire_limits limits; /* as last seen */
     int64_t acked_ms; /* when last seen to have something acknowledged, or nothing to be; 0: never looked */
-    pccl_tcp_limits round; /* as seen at the end of the last round of the egress scheduler */
+    pccl_wire_limits round; /* as seen at the end of the last round of the egress scheduler */
     uint64_t under_way_bytes; /* as last looked at, and segments since */
     uint64_t unsent_bytes; /* of these, what the system has not sent yet: the same */
     int64_t progress_ms; /* when last seen to move or to have nothing to move; -1: see at the next tick */
     int64_t moved_ms; /* when last seen to move */
     uint8_t has_moved; /* since the last tick */
     uint64_t peer_received_bytes;
-    uint64_t sent_bytes; /* taken by the system; these four since the last look of pccl_conn_has_carried */
-    uint8_t has_received;
-    uint64_t looked_at_bytes; /* of sent_bytes, at that look */
+    uint8_t has_received; /* since the last look of pccl_conn_has_carried */
+    uint64_t looked_at_bytes; /* of the wire's sent_bytes, at that look */
     uint64_t in_flight_bytes; /* at that look */
 
     enum pccl_conn_rx_state rx_state;
@@ -185,11 +172,11 @@ typedef struct pccl_conn {
     uint32_t rx_ahead_end;
     uint8_t rx_ahead[READ_AHEAD_BYTES];
 
+    uint8_t tx_is_under_way; /* of what was added, the system has not taken all */
     unsigned tx_count;
     unsigned tx_first;
     size_t tx_offset; /* sent of the first frame */
     size_t tx_batch_bytes;
-    size_t tx_encrypted_bytes; /* encrypted and not taken by the socket yet */
     pccl_conn_tx_frame tx_frames[TX_FRAMES_MAX];
     uint32_t tx_keys_bytes; /* used by the batch */
     uint8_t tx_keys[PCCL_DONE_PAYLOAD_MAX];
@@ -198,11 +185,9 @@ typedef struct pccl_conn {
     pccl_conn_unacked unacked[PCCL_CONN_WINDOW]; /* at their number modulo the window */
 } pccl_conn;
 
-/* Makes a socket fit for use; 0, or -1 with errno set. */
-int pccl_conn_prepare_socket(int fd);
-
-pccl_conn *pccl_conn_create(int fd, pccl_records *records); /* takes the records, if any, unless NULL: no memory */
-void pccl_conn_destroy(pccl_conn *conn); /* leaves the descriptor open */
+pccl_conn *pccl_conn_create(pccl_wire *wire); /* takes the wire unless NULL: no memory */
+void pccl_conn_destroy(pccl_conn *conn);
+void pccl_conn_close(pccl_conn *conn); /* its wire; destroying closes, too */
 
 /* Makes the connection one of the link's; it begins with HELLO. */
 void pccl_conn_join(pccl_conn *conn, pccl_link *link);
@@ -235,7 +220,7 @@ int pccl_host_read_rest(pccl_conn_host *host);
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);
 
-/* The lost connection's descriptor is closed. May free the connection. */
+/* The lost connection is closed. May free the connection. */
 void pccl_conn_note_closed(pccl_conn *conn);
 
 /* A LOST frame has come on this connection: NULL, or the rule that it breaks. */
@@ -248,7 +233,7 @@ pccl_conn_unacked pccl_conn_take_unacked(pccl_conn *lost);
 /* Reads and handles what has come, up to a bound. Trouble loses the connection, or fails the link. */
 void pccl_conn_receive(pccl_conn *conn);
 
-/* Nonzero if nothing waits for the socket to take it. */
+/* Nonzero if nothing waits for the system to take it. */
 int pccl_conn_is_drained(const pccl_conn *conn);
 
 /* Nonzero if frames that count may be added now. */
@@ -304,7 +289,7 @@ static inline void pccl_count(uint64_t *counter, uint64_t bytes)
     __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + bytes, __ATOMIC_RELAXED);
 }
 
-/* A system call has failed, other than that it would block: tries again later, loses the connection, or fails the
+/* A call of the wire has failed, other than that it would block: tries again later, loses the connection, or fails the
  * host. */
 void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, unsigned direction);
 

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/uio.h>
 
 enum { RECEIVE_BYTES_MAX = PCCL_SIZE(1 << 20, 1024) }; /* per wake, so that no connection keeps the others waiting */
 
@@ -93,10 +92,9 @@ static struct iovec rx_target(pccl_conn *conn)
     return target;
 }
 
-/* What comes out of records is authenticated already; its checksum would be one more pass over all bytes. */
 static void rx_check(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
-    if (conn->records == NULL)
+    if (!conn->wire->is_authentic)
         conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
 }
 
@@ -108,7 +106,7 @@ static void rx_reduce(pccl_conn *conn, size_t bytes)
     size_t elements = held_bytes / conn->rx_op->element_bytes;
     size_t used_bytes = elements * conn->rx_op->element_bytes;
     pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, staging, elements,
-        conn->records == NULL ? &conn->rx_crc : NULL);
+        conn->wire->is_authentic ? NULL : &conn->rx_crc);
     conn->rx_reduced += (uint32_t)elements;
     conn->rx_carry_bytes = (uint32_t)(held_bytes - used_bytes);
     memcpy(conn->rx_carry, staging + used_bytes, conn->rx_carry_bytes);
@@ -151,7 +149,7 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
     else
         rx_check(conn, payload, bytes);
     if (conn->rx_left_bytes == 0) {
-        if (conn->records == NULL && conn->rx_crc != conn->rx_expected_crc) {
+        if (!conn->wire->is_authentic && conn->rx_crc != conn->rx_expected_crc) {
             pccl_conn_lose(conn, 0, "wrong payload checksum");
             return;
         }
@@ -198,7 +196,7 @@ static void rx_header(pccl_conn *conn, const uint8_t *header)
     if (broken_rule == NULL) {
         conn->rx_crc = 0;
         conn->rx_expected_crc = frame.payload_crc;
-        frame.has_payload_crc = conn->records == NULL;
+        frame.has_payload_crc = !conn->wire->is_authentic;
         conn->rx_is_eager = frame.type == PCCL_FRAME_EAGER;
         if (frame.type != PCCL_FRAME_DONE)
             broken_rule = conn->link->host->on_header(conn->link->host, conn, &frame);
@@ -242,34 +240,29 @@ static void rx_consume_ahead(pccl_conn *conn)
     }
 }
 
-/* Returns how many bytes were read; 0 if there is nothing more to do. */
-static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
+/* The wire has received so many more bytes, and answered with `n`. */
+static void rx_note_received(pccl_conn *conn, ssize_t n, uint64_t bytes)
 {
-    ssize_t n;
-    do
-        n = readv(conn->poll.fd, iov, iov_count);
-    while (n < 0 && errno == EINTR);
+    if (bytes > 0) {
+        if (conn->nomem == 0)
+            conn->retry_delay_ms = 0;
+        pccl_count(&conn->link->host->counters.rx_wire_bytes, bytes);
+        conn->has_received = 1;
+    }
     if (n == 0)
         pccl_conn_lose(conn, 0, "closed by the other side");
-    else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
-        pccl_conn_fail_call(conn, "receive", errno, PCCL_POLL_IN);
-    if (n <= 0)
-        return 0;
-    if (conn->nomem == 0)
-        conn->retry_delay_ms = 0;
-    pccl_count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
-    conn->has_received = 1;
-    return (size_t)n;
+    else if (n < 0 && n != -EAGAIN)
+        pccl_conn_fail_call(conn, "receive", (int)-n, PCCL_POLL_IN);
 }
 
-/* Handles what was in a record. */
-static void rx_unpack(pccl_conn *conn, const uint8_t *plain, size_t bytes)
+/* Handles bytes of the stream that are in a buffer of the wire. */
+static void rx_unpack(pccl_conn *conn, const uint8_t *at, size_t bytes)
 {
     while (bytes > 0 && !pccl_conn_is_over(conn)) {
         size_t n;
         if (conn->rx_state == RX_HEADER) {
             n = pccl_min_size(bytes, PCCL_FRAME_BYTES - conn->rx_ahead_end);
-            memcpy(conn->rx_ahead + conn->rx_ahead_end, plain, n);
+            memcpy(conn->rx_ahead + conn->rx_ahead_end, at, n);
             conn->rx_ahead_end += (uint32_t)n;
             if (conn->rx_ahead_end == PCCL_FRAME_BYTES) {
                 conn->rx_ahead_end = 0;
@@ -278,39 +271,34 @@ static void rx_unpack(pccl_conn *conn, const uint8_t *plain, size_t bytes)
         } else {
             struct iovec target = rx_target(conn);
             n = pccl_min_size(bytes, target.iov_len);
-            memcpy(target.iov_base, plain, n);
+            memcpy(target.iov_base, at, n);
             rx_advance(conn, target.iov_base, n);
         }
-        plain += n;
+        at += n;
         bytes -= n;
     }
 }
 
-static void rx_receive_records(pccl_conn *conn)
+static void rx_receive_views(pccl_conn *conn)
 {
-    size_t received_bytes = 0;
-    while (!pccl_conn_is_over(conn) && received_bytes < RECEIVE_BYTES_MAX) {
-        struct iovec target;
-        target.iov_base = pccl_records_in(conn->records, &target.iov_len);
-        size_t n = rx_read(conn, &target, 1);
-        received_bytes += n;
-        pccl_records_received(conn->records, n);
-        const uint8_t *plain;
-        size_t plain_bytes;
-        int has_record = 0;
-        while (!pccl_conn_is_over(conn) && (has_record = pccl_records_decrypt(conn->records, &plain, &plain_bytes)) > 0)
-            rx_unpack(conn, plain, plain_bytes);
-        if (has_record < 0)
-            pccl_conn_lose(conn, 0, "cannot be decrypted: changed on the way, or not from this peer");
-        if (n < target.iov_len)
-            return;
+    pccl_wire *wire = conn->wire;
+    uint64_t begin = wire->received_bytes;
+    ssize_t n = 1;
+    while (n > 0 && !pccl_conn_is_over(conn)) {
+        const uint8_t *at;
+        uint64_t before = wire->received_bytes;
+        n = wire->type->view(wire, &at, before - begin < RECEIVE_BYTES_MAX);
+        rx_note_received(conn, n, wire->received_bytes - before);
+        if (n > 0)
+            rx_unpack(conn, at, (size_t)n);
     }
 }
 
 void pccl_conn_receive(pccl_conn *conn)
 {
-    if (conn->records != NULL) {
-        rx_receive_records(conn);
+    pccl_wire *wire = conn->wire;
+    if (wire->type->view != NULL) {
+        rx_receive_views(conn);
         return;
     }
     size_t received_bytes = 0;
@@ -330,7 +318,9 @@ void pccl_conn_receive(pccl_conn *conn)
             wanted_bytes += iov[iov_count].iov_len;
             iov_count++;
         }
-        size_t n = rx_read(conn, iov, iov_count);
+        ssize_t received = wire->type->receive(wire, iov, iov_count);
+        size_t n = received > 0 ? (size_t)received : 0;
+        rx_note_received(conn, received, n);
         if (n == 0)
             return;
         received_bytes += n;

@@ -8,18 +8,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
-#ifndef MSG_NOSIGNAL
-#define MSG_NOSIGNAL 0 /* SO_NOSIGPIPE does it */
-#endif
 
 static uint32_t tx_window(const pccl_conn *conn) { return PCCL_CONN_WINDOW - (conn->tx_counted - conn->tx_acked); }
 
 static int tx_window_is_full(const pccl_conn *conn) { return tx_window(conn) == 0; }
 
-int pccl_conn_is_drained(const pccl_conn *conn) { return conn->tx_count == 0 && conn->tx_encrypted_bytes == 0; }
+int pccl_conn_is_drained(const pccl_conn *conn) { return !conn->tx_is_under_way; }
 
 int pccl_conn_is_open(const pccl_conn *conn)
 {
@@ -89,11 +83,12 @@ static void tx_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, p
 {
     PCCL_ASSERT(conn->tx_count < TX_FRAMES_MAX && conn->tx_first == 0 && conn->tx_offset == 0);
     conn->link->host->undrained += pccl_conn_is_drained(conn) ? 1 : 0;
+    conn->tx_is_under_way = 1;
     pccl_conn_tx_frame *tx = &conn->tx_frames[conn->tx_count++];
     frame->received_frames = conn->rx_frames_acked = conn->rx_frames;
     conn->rx_bytes_acked = conn->rx_bytes;
     conn->is_ack_due = 0;
-    if (!frame->has_payload_crc && conn->records == NULL)
+    if (!frame->has_payload_crc && !conn->wire->is_authentic)
         frame->payload_crc = pccl_crc32c(0, payload, frame->payload_bytes);
     pccl_frame_encode(frame, tx->header);
     tx->payload = payload;
@@ -189,24 +184,21 @@ static void tx_advance(pccl_conn *conn, size_t bytes)
     conn->tx_keys_bytes = 0;
 }
 
-static int tx_gather(pccl_conn *conn, struct iovec *iov, size_t *bytes)
+static int tx_gather(pccl_conn *conn, struct iovec *iov)
 {
     int iov_count = 0;
     size_t skip = conn->tx_offset;
-    *bytes = 0;
     for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
         pccl_conn_tx_frame *tx = &conn->tx_frames[i];
         size_t skip_header = pccl_min_size(skip, PCCL_FRAME_BYTES);
         size_t skip_payload = skip - skip_header;
         if (skip_header < PCCL_FRAME_BYTES) {
             iov[iov_count].iov_base = tx->header + skip_header;
-            iov[iov_count].iov_len = PCCL_FRAME_BYTES - skip_header;
-            *bytes += iov[iov_count++].iov_len;
+            iov[iov_count++].iov_len = PCCL_FRAME_BYTES - skip_header;
         }
         if (skip_payload < tx->payload_bytes) {
             iov[iov_count].iov_base = (void *)(uintptr_t)(tx->payload + skip_payload);
-            iov[iov_count].iov_len = tx->payload_bytes - skip_payload;
-            *bytes += iov[iov_count++].iov_len;
+            iov[iov_count++].iov_len = tx->payload_bytes - skip_payload;
         }
         skip = 0;
     }
@@ -218,72 +210,41 @@ void pccl_conn_tx_drop(pccl_conn *conn)
     if (pccl_conn_is_drained(conn))
         return;
     conn->link->host->undrained--;
+    conn->tx_is_under_way = 0;
     for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
         free(conn->tx_frames[i].spill);
         conn->tx_frames[i].spill = NULL;
     }
     conn->tx_count = conn->tx_first = 0;
-    conn->tx_offset = conn->tx_batch_bytes = conn->tx_encrypted_bytes = 0;
+    conn->tx_offset = conn->tx_batch_bytes = 0;
     conn->tx_keys_bytes = 0;
 }
 
-PCCL_STATIC_ASSERT((int)PCCL_CIPHER_IOV_MAX >= 2 * TX_FRAMES_MAX, batch_in_a_record);
-
-/* Gathers records to send: those that are left, or else new ones of as much of the batch as they hold. Returns how many
- * parts they are in; 0: the batch cannot be encrypted. */
-static int tx_gather_records(pccl_conn *conn, struct iovec *iov, size_t *bytes)
-{
-    if (conn->tx_encrypted_bytes == 0) {
-        size_t plain_bytes;
-        int iov_count = tx_gather(conn, iov, &plain_bytes);
-        size_t encrypted_bytes = pccl_records_encrypt_iov(conn->records, iov, iov_count);
-        if (encrypted_bytes == 0)
-            return 0;
-        tx_advance(conn, encrypted_bytes);
-    }
-    iov[0].iov_base = (void *)(uintptr_t)pccl_records_out(conn->records, bytes);
-    iov[0].iov_len = conn->tx_encrypted_bytes = *bytes;
-    return 1;
-}
+PCCL_STATIC_ASSERT(2 * TX_FRAMES_MAX <= (int)PCCL_WIRE_IOV_MAX, batch_in_one_send);
 
 int pccl_conn_flush(pccl_conn *conn)
 {
     if (conn->nomem & PCCL_POLL_OUT || conn->send_error != 0)
         return 0;
-    while (!pccl_conn_is_drained(conn)) {
-        struct iovec iov[2 * TX_FRAMES_MAX];
-        struct msghdr message;
-        size_t bytes;
-        int iov_count = conn->records == NULL ? tx_gather(conn, iov, &bytes) : tx_gather_records(conn, iov, &bytes);
-        if (iov_count == 0) {
-            pccl_conn_lose(conn, 0, "OpenSSL cannot encrypt");
-            return 0;
-        }
-        memset(&message, 0, sizeof message);
-        message.msg_iov = iov;
-        message.msg_iovlen = (size_t)iov_count;
-        ssize_t n = sendmsg(conn->poll.fd, &message, MSG_NOSIGNAL);
-        if (n < 0) {
-            if (errno == EINTR)
-                continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK)
-                pccl_conn_fail_call(conn, "send", errno, PCCL_POLL_OUT);
-            return 0;
-        }
-        if (conn->nomem == 0)
-            conn->retry_delay_ms = 0;
-        pccl_count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
-        conn->sent_bytes += (uint64_t)n;
-        if (conn->records == NULL) {
-            tx_advance(conn, (size_t)n);
-        } else {
-            pccl_records_sent(conn->records, (size_t)n);
-            conn->tx_encrypted_bytes -= (size_t)n;
-        }
-        conn->link->host->undrained -= pccl_conn_is_drained(conn) ? 1 : 0;
-        if ((size_t)n < bytes)
-            return 0;
+    if (pccl_conn_is_drained(conn))
+        return 1;
+    struct iovec iov[2 * TX_FRAMES_MAX];
+    pccl_wire *wire = conn->wire;
+    uint64_t sent_before = wire->sent_bytes;
+    int iov_count = tx_gather(conn, iov);
+    ssize_t n = wire->type->send(wire, iov, iov_count);
+    pccl_count(&conn->link->host->counters.tx_wire_bytes, wire->sent_bytes - sent_before);
+    if (n < 0) {
+        pccl_conn_fail_call(conn, "send", (int)-n, PCCL_POLL_OUT);
+        return 0;
     }
+    if (conn->nomem == 0 && wire->sent_bytes != sent_before)
+        conn->retry_delay_ms = 0;
+    tx_advance(conn, (size_t)n);
+    if (conn->tx_count > 0 || wire->held_bytes > 0)
+        return 0;
+    conn->tx_is_under_way = 0;
+    conn->link->host->undrained--;
     return 1;
 }
 

@@ -27,7 +27,6 @@ struct pccl_core {
     pccl_links links;
     pccl_open_ops ops;
     pccl_groups groups;
-    pccl_fd_registry *fds;
     pccl_event_queue *events;
     uint32_t stall_ms;
     uint32_t link_timeout_ms; /* 0: none; written by any thread */
@@ -36,8 +35,8 @@ struct pccl_core {
     uint64_t late_ms; /* of all ticks; read by any thread */
 };
 
-pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
-    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s, uint32_t records)
+pccl_core *pccl_core_create(pccl_poller *poller, pccl_event_queue *events, uint32_t eager_bytes_max, uint32_t stall_ms,
+    uint64_t pace_bytes_per_s, uint32_t records)
 {
     pccl_core *core = calloc(1, sizeof *core);
     uint8_t *staging = NULL;
@@ -60,9 +59,8 @@ pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_eve
     pccl_list_init(&host->ending_conns);
     pccl_list_init(&host->pending_links);
     pccl_egress_init(&host->egress, pace_bytes_per_s);
-    pccl_links_init(&core->links, host, fds, events);
+    pccl_links_init(&core->links, host, events);
     pccl_groups_init(&core->groups);
-    core->fds = fds;
     core->events = events;
     core->stall_ms = stall_ms;
     core->tick_at_ms = -1;
@@ -117,7 +115,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
     if (link == NULL) {
         link = spare;
         link->host = &core->receiver.host;
-        link->is_local = conn->is_local;
+        link->is_local = conn->wire->is_local;
         pccl_table_insert(&core->links.by_id, &link->by_id, pccl_hash_u64(0, link->id));
         pccl_list_append(&core->links.all, &link->in_links);
         for (pccl_list *node = core->ops.open.next; node != &core->ops.open; node = node->next)
@@ -126,14 +124,12 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
         pccl_link_destroy(spare);
     }
     if (link->is_failed) {
-        pccl_fd_registry_close(core->fds, conn->poll.fd);
         pccl_conn_destroy(conn);
         pccl_event_queue_release(core->events, PCCL_EVENTS_PER_CONN);
         return;
     }
-    if (pccl_poller_add(core->receiver.host.poller, &conn->poll, conn->poll.fd, PCCL_POLL_IN) != 0) {
+    if (conn->wire->type->watch(conn->wire, core->receiver.host.poller, conn) != 0) {
         int error = errno;
-        pccl_fd_registry_close(core->fds, conn->poll.fd);
         pccl_conn_destroy(conn);
         link->conns_count++;
         link->events_promised += PCCL_EVENTS_PER_CONN;

@@ -13,7 +13,6 @@
 
 #include "conn.h"
 #include "event_queue.h"
-#include "fd_registry.h"
 #include "unexpected.h"
 #include "link.h"
 #include "op.h"
@@ -31,8 +30,8 @@ enum {
 typedef struct pccl_core pccl_core;
 
 /* NULL without memory. */
-pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
-    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s, uint32_t records);
+pccl_core *pccl_core_create(pccl_poller *poller, pccl_event_queue *events, uint32_t eager_bytes_max, uint32_t stall_ms,
+    uint64_t pace_bytes_per_s, uint32_t records);
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
 

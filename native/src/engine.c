@@ -26,7 +26,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     EVENTS_PER_BATCH_MAX = 64,
@@ -438,8 +437,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "epoll_create1", errno, error, error_bytes);
     if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
         return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
-    engine->core = pccl_core_create(engine->poller, engine->fds, engine->events, options->eager_bytes_max,
-        options->stall_ms, options->pace_bytes_per_s, options->records);
+    engine->core = pccl_core_create(engine->poller, engine->events, options->eager_bytes_max, options->stall_ms,
+        options->pace_bytes_per_s, options->records);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
@@ -543,23 +542,19 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
 {
     if (fd < 0)
         return PCCL_E_INVALID;
-    if (pccl_fd_registry_add(engine->fds, fd) != 0) {
-        close(fd);
-        return PCCL_E_INVALID;
-    }
-    int status = pccl_conn_prepare_socket(fd) == 0 ? 0 : PCCL_E_SYSTEM;
-    command *todo = NULL;
-    pccl_records *records = NULL;
-    if (status == 0 && keys != NULL)
-        status = pccl_records_create(keys, &records);
-    if (status == 0) {
+    pccl_wire *wire;
+    int status = pccl_wire_tcp_open(engine->fds, fd, &wire);
+    if (status != 0)
+        return status;
+    if (keys != NULL)
+        status = pccl_wire_seal(&wire, keys);
+    command *todo = status == 0 ? command_create(COMMAND_LINK_ADD) : NULL;
+    if (status == 0)
         status = PCCL_E_MEMORY;
-        todo = command_create(COMMAND_LINK_ADD);
-    }
     if (todo != NULL) {
-        todo->conn = pccl_conn_create(fd, records);
+        todo->conn = pccl_conn_create(wire);
         if (todo->conn != NULL)
-            records = NULL;
+            wire = NULL;
         todo->spare_link = pccl_link_create(link);
         if (todo->conn != NULL && todo->spare_link != NULL)
             status = pccl_event_queue_promise(engine->events, PCCL_EVENTS_PER_CONN);
@@ -568,14 +563,14 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
         engine_command(engine, todo);
         return 0;
     }
-    pccl_records_free(records);
+    if (wire != NULL)
+        wire->type->close(wire);
     if (todo != NULL) {
         if (todo->conn != NULL)
             pccl_conn_destroy(todo->conn);
         free(todo->spare_link);
         free(todo);
     }
-    pccl_fd_registry_close(engine->fds, fd);
     return status;
 }
 

@@ -1,7 +1,5 @@
 #include "growth.h"
 
-#include "os.h"
-
 enum {
     WINDOW_TICKS_MIN = 3,
     STARTING_ROUND_TRIPS = 4,

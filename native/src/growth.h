@@ -45,6 +45,9 @@ typedef struct {
     uint64_t round_trip_us; /* the least of those that are busy; 0: none is */
 } pccl_growth_tick;
 
+/* On shorter paths a queue cannot be told from noise. */
+enum { PCCL_FAR_US = 2000 };
+
 /* Nonzero if a connection asks for its link's start. */
 int pccl_growth_is_far(int yields_to_loss, uint64_t round_trip_us);
 

@@ -36,7 +36,7 @@ static void link_add_announcement(pccl_link *link, pccl_conn *conn)
     peer->announcement = PCCL_ANNOUNCE_NOTHING;
     if (is_eager) {
         uint32_t index;
-        frame.has_payload_crc = conn->records != NULL;
+        frame.has_payload_crc = conn->wire->is_authentic;
         const uint8_t *payload = pccl_op_take_eager(peer, &frame, &index);
         pccl_link_note_eager_sent(link, frame.payload_bytes);
         pccl_conn_add(conn, &frame, payload, peer->op, index);
@@ -126,7 +126,7 @@ static void link_add_segment(pccl_link *link, pccl_conn *conn)
     uint32_t index;
     pccl_op_peer *peer = PCCL_CONTAINER_OF(link->active_ops.next, pccl_op_peer, in_active);
     pccl_list_remove(&peer->in_active);
-    frame.has_payload_crc = conn->records != NULL;
+    frame.has_payload_crc = conn->wire->is_authentic;
     const uint8_t *payload = pccl_op_take_sendable(peer, &frame, &index);
     pccl_conn_add(conn, &frame, payload, peer->op, index);
     op_report_passed(peer->op);

@@ -42,21 +42,21 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
 }
 
 /* Inside a machine more connections do not help. */
-static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const pccl_tcp_limits *before)
+static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const pccl_wire_limits *before)
 {
     enum { BUSY_US_MIN = 50000 };
-    const pccl_tcp_limits *now = &conn->limits;
+    const pccl_wire_limits *now = &conn->limits;
     uint64_t busy_us = now->busy_us - before->busy_us;
     tick->count++;
-    if (conn->is_local)
+    if (conn->wire->is_local)
         return;
-    tick->far += (unsigned)pccl_growth_is_far(conn->yields_to_loss, now->round_trip_us_min);
+    tick->far += (unsigned)pccl_growth_is_far(conn->wire->yields_to_loss, now->round_trip_us_min);
     if (busy_us < BUSY_US_MIN)
         return;
     tick->busy++;
     tick->by_window += (now->window_us - before->window_us) * 2 > busy_us;
-    tick->yielding += conn->yields_to_loss;
-    if (conn->yields_to_loss) {
+    tick->yielding += conn->wire->yields_to_loss;
+    if (conn->wire->yields_to_loss) {
         tick->lost += now->resent - before->resent;
         tick->delivered += now->delivered - before->delivered;
     }
@@ -66,9 +66,9 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
 }
 
 /* Adds the changes of one connection since the last look. */
-static void link_add_health(pccl_link *link, pccl_conn *conn, const pccl_tcp_limits *before, int64_t now_ms)
+static void link_add_health(pccl_link *link, pccl_conn *conn, const pccl_wire_limits *before, int64_t now_ms)
 {
-    const pccl_tcp_limits *now = &conn->limits;
+    const pccl_wire_limits *now = &conn->limits;
     pccl_link_health *health = &link->health;
     health->delivered += now->delivered - before->delivered;
     health->resent += now->resent - before->resent;
@@ -96,8 +96,8 @@ enum pccl_limit pccl_link_look(pccl_link *link, int64_t now_ms)
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
         if (conn->is_lost)
             continue;
-        pccl_tcp_limits before = conn->limits;
-        if (pccl_tcp_limits_read(conn->poll.fd, &conn->limits) != 0) {
+        pccl_wire_limits before = conn->limits;
+        if (conn->wire->type->read_limits(conn->wire, &conn->limits) != 0) {
             link->is_full = 0;
             tick.count++;
             continue;
@@ -139,10 +139,10 @@ int pccl_link_add_to_round(pccl_link *link, pccl_pacer_round *round)
     int has_carried = 0;
     for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
-        pccl_tcp_limits before = conn->round;
-        if (conn->is_lost || pccl_tcp_limits_read(conn->poll.fd, &conn->round) != 0)
+        pccl_wire_limits before = conn->round;
+        if (conn->is_lost || conn->wire->type->read_limits(conn->wire, &conn->round) != 0)
             continue;
-        const pccl_tcp_limits *now = &conn->round;
+        const pccl_wire_limits *now = &conn->round;
         if (now->delivered == before.delivered)
             continue;
         has_carried = 1;

@@ -2,12 +2,11 @@
 
 #include <string.h>
 
-void pccl_links_init(pccl_links *links, pccl_conn_host *host, pccl_fd_registry *fds, pccl_event_queue *events)
+void pccl_links_init(pccl_links *links, pccl_conn_host *host, pccl_event_queue *events)
 {
     pccl_table_init(&links->by_id);
     pccl_list_init(&links->all);
     links->host = host;
-    links->fds = fds;
     links->events = events;
 }
 
@@ -31,8 +30,7 @@ pccl_link *pccl_links_find(const pccl_links *links, uint64_t id)
 
 static void conn_close(pccl_links *links, pccl_conn *conn)
 {
-    pccl_poller_remove(links->host->poller, &conn->poll);
-    pccl_fd_registry_close(links->fds, conn->poll.fd);
+    pccl_conn_close(conn);
     __atomic_fetch_sub(&links->connections, 1, __ATOMIC_RELAXED);
 }
 

@@ -9,7 +9,6 @@
 
 #include "conn.h"
 #include "event_queue.h"
-#include "fd_registry.h"
 #include "link.h"
 #include "open_ops.h"
 #include "table.h"
@@ -19,11 +18,10 @@ typedef struct {
     pccl_list all; /* pccl_link.in_links */
     uint64_t connections; /* read by any thread */
     pccl_conn_host *host;
-    pccl_fd_registry *fds;
     pccl_event_queue *events;
 } pccl_links;
 
-void pccl_links_init(pccl_links *links, pccl_conn_host *host, pccl_fd_registry *fds, pccl_event_queue *events);
+void pccl_links_init(pccl_links *links, pccl_conn_host *host, pccl_event_queue *events);
 void pccl_links_free(pccl_links *links, pccl_open_ops *ops); /* removes all */
 
 pccl_link *pccl_links_find(const pccl_links *links, uint64_t id); /* NULL: none */

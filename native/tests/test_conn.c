@@ -17,6 +17,8 @@ typedef struct {
     pccl_conn_host host;
     pccl_link *link;
     pccl_conn *conn;
+    pccl_fd_registry *fds;
+    int fd;
     int peer;
 } wire;
 
@@ -32,9 +34,14 @@ static int wire_open(wire *w, int send_buffer_bytes)
         return 0;
     (void)setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &send_buffer_bytes, sizeof send_buffer_bytes);
     w->link->host = &w->host;
-    w->conn = pccl_conn_create(fds[0], NULL);
+    w->fd = fds[0];
     w->peer = fds[1];
-    if (w->conn == NULL || pccl_conn_prepare_socket(fds[0]) != 0)
+    w->fds = pccl_fd_registry_create();
+    pccl_wire *bytes;
+    if (w->fds == NULL || pccl_wire_tcp_open(w->fds, w->fd, &bytes) != 0)
+        return 0;
+    w->conn = pccl_conn_create(bytes);
+    if (w->conn == NULL)
         return 0;
     pccl_conn_join(w->conn, w->link);
     w->conn->peer_number = 1; /* as a HELLO says */
@@ -44,13 +51,13 @@ static int wire_open(wire *w, int send_buffer_bytes)
 static void wire_close(wire *w)
 {
     close(w->peer);
-    close(w->conn->poll.fd);
     pccl_list_remove(&w->conn->in_conns);
     pccl_list_remove(&w->conn->in_free);
     pccl_list_remove(&w->conn->in_talk);
     pccl_list_remove(&w->link->in_pending);
     pccl_conn_destroy(w->conn);
     pccl_link_destroy(w->link);
+    pccl_fd_registry_destroy(w->fds);
 }
 
 #if defined(SIOCOUTQ)
@@ -76,9 +83,9 @@ static void what_is_under_way_is_counted_once(void)
     while (left_bytes > 0) {
         int is_out = pccl_conn_flush(w.conn);
         int in_flight_bytes;
-        REQUIRE(!w.link->is_failed && ioctl(w.conn->poll.fd, SIOCOUTQ, &in_flight_bytes) == 0);
+        REQUIRE(!w.link->is_failed && ioctl(w.fd, SIOCOUTQ, &in_flight_bytes) == 0);
         pccl_conn_look_under_way(w.conn);
-        left_bytes = added_bytes - (size_t)w.conn->sent_bytes;
+        left_bytes = added_bytes - (size_t)w.conn->wire->sent_bytes;
         CHECK(is_out == (left_bytes == 0));
         CHECK_MSG(w.conn->under_way_bytes == (uint64_t)in_flight_bytes + left_bytes, "%zu", left_bytes);
         partial_batches += w.conn->tx_first > 0 && left_bytes > 0;

@@ -1,6 +1,6 @@
 /* What the system tells of a connection: segments that were sent again in vain do not count as lost. */
 #include "check.h"
-#include "os.h"
+#include "../src/wire.h"
 
 static void test_what_was_sent_again_in_vain_was_not_lost(void)
 {

@@ -1,6 +1,6 @@
 /* wire.h: frames to and from an engine, for tests that are its peer themselves, byte by byte. */
-#ifndef PCCL_WIRE_H
-#define PCCL_WIRE_H
+#ifndef PCCL_TESTS_WIRE_H
+#define PCCL_TESTS_WIRE_H
 
 #include "check.h"
 #include "crc32c.h"

@@ -33,12 +33,6 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
-def filled(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("it is empty, as from an unset variable")
-    return text
-
-
 def seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e9:

@@ -8,7 +8,7 @@ import ssl
 import sys
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import filled, token_in
+from pccl.cli.arguments import token_in
 from pccl.cli.output import print_line
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "addresses of the other masters. A standby starts no run; it takes over a run that has lost its master if the "
         "run's peers also know the standby's address"
     )
-    option("--standby-of", type=filled, metavar="HOST:PORT[,...]", default="", help=help_text)
+    option("--standby-of", metavar="HOST:PORT[,...]", default="", help=help_text)
     help_text = (
         "directory for the run's durable state: a restarted master continues the recorded run and rejects peers that "
         "the run had evicted. Only one master at a time can use a directory. 'none' disables it (default: PCCL_STATE, "

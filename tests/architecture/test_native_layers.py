@@ -18,7 +18,7 @@ LAYERS = (
     "list os table simd fpenv fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
     "kernels reduce signs crypto heartbeat pacer growth driver",
     "quant* frame",
-    "records tiling plans",
+    "records tiling plans wire*",
     "op*",
     "fast_path host",
     "link",
