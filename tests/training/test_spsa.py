@@ -197,7 +197,7 @@ def test_log_replays_the_run(master: MasterNode, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])  # the last mark, in part
     assert replayed(path, 20) == keeper.digest()
-    with pytest.raises(LogError, match="other weights at revision 0, after 0"):
+    with pytest.raises(LogError, match="different weights at revision 0, after 0"):
         replayed(path, 20, scale=1.5)
     with pytest.raises(LogError, match="of another run"):
         replayed(path, 20, replace(OPTIONS, learning_rate=0.2))

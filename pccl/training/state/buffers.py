@@ -9,7 +9,7 @@ rules:
     local      no exchange; buffers are not part of digests or the shared state
 
 Unchanged buffers keep their bits. Changes made by forward passes while an exchange is in flight are added to its
-result. Forward passes may replace buffers, so they are looked up in their modules each time.
+result. Forward passes may replace buffers, so buffers are looked up in their modules each time.
 """
 
 from __future__ import annotations
