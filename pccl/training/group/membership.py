@@ -313,7 +313,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return, by peer, how its options differ from those of most peers (of those under way, if any)."""
+    """Return how each differing peer's options differ from those of most peers (under way, if any)."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

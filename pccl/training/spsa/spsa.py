@@ -254,7 +254,7 @@ class SPSA(Checkpointed):
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """Start again after newcomers or this peer were admitted."""
+        """Restart after newcomers or this peer were admitted."""
         if admission.world_size < 2:
             self._grid.require_home()  # with other peers, the comparison of the state has checked it
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):

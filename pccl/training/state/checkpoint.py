@@ -5,7 +5,7 @@ A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer'
 `pccl.training.state.codec`, and metadata: class, model, revision, and a name of the save that is the same on all ranks
 of a site. For a background save, `save` copies the tensors and a non-daemon thread writes the file.
 
-The ranks of a site gather the revisions and saves that each holds, and load the newest one that all hold. If there is
+The ranks of a site gather the revisions and saves that each holds, and load the newest save that all hold. If there is
 none, or a piece is damaged, all ranks fail before any state changes.
 """
 
