@@ -55,7 +55,7 @@ class ElasticSampler:
     """A sampler that gives each sample of an epoch to one peer, once, while peers come and go.
 
     Iteration yields this peer's part of the rest of the epoch: lists of `batch_size` indices for
-    `DataLoader(batch_sampler=sampler)`, or, without `batch_size`, single indices for `DataLoader(sampler=sampler)`. Each
+    `DataLoader(batch_sampler=sampler)` or, without `batch_size`, single indices for `DataLoader(sampler=sampler)`. Each
     sample drawn counts as trained on in the next step. With `num_workers` above 0, workers draw ahead, so iterate over
     `sampler.track(loader)`. Not thread-safe. A forked process must not draw from it. Example::
 
