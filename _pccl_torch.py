@@ -3,10 +3,9 @@
 This module is outside the package because importing it must be cheap and must not fail. pccl itself is imported when
 the first process group is created.
 
-Some functions of torch.distributed are wrapped, without effect on groups of other backends. `monitored_barrier` and
-`split_group` require a certain backend of torch, or a GPU, before they call the group. `send` and `recv` do not inform
-the group that their callers wait, which doubles the latency of small messages. torch.compile still traces torch's own
-functions.
+Some functions of torch.distributed are wrapped, without effect on groups of other backends. torch's `monitored_barrier`
+and `split_group` accept only certain backends, or require a GPU. Its `send` and `recv` do not inform the group that
+their callers wait, which doubles the latency of small messages. torch.compile still traces torch's own functions.
 
 torch.compile cannot trace pccl's code, so `outside_graphs` makes graphs break at its methods. It is in this module
 because pccl does not import torch and may be imported before or after it.
@@ -80,7 +79,7 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed by `ours`, which gets the original as its first argument."""
+    """Replace a function of torch.distributed with `ours`, which gets the original as its first argument."""
     from torch.compiler import is_dynamo_compiling
 
     theirs = getattr(distributed.distributed_c10d, name, None)

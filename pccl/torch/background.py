@@ -26,8 +26,8 @@ Call = Callable[[], None]
 class Progress:
     """Threads that run calls (copies and callbacks of futures) in the order passed to `later`. Thread-safe.
 
-    A callback may wait for another call of the group, so another thread starts whenever more calls are waiting than
-    threads are free. The program's exit waits for calls in progress, because a thread that returns from C++ after the
+    A callback may wait for another call of the group, so another thread starts whenever waiting calls outnumber free
+    threads. At exit, the program waits for calls in progress, because a thread that returns from C++ after the
     interpreter has been finalized aborts the process.
     """
 
@@ -72,7 +72,7 @@ class Progress:
             thread.join(max(0.0, ends_s - time.monotonic()))
         left = sum(thread.is_alive() for thread in threads)
         if left:
-            text = "%s: the program ends while %d callbacks of futures are still in progress or waiting"
+            text = "%s: the program is exiting while %d callbacks of futures are still running or queued"
             logger.warning(text, self._name, left)
 
     def _run(self) -> None:

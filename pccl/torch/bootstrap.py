@@ -1,4 +1,4 @@
-"""Connects the ranks of a process group, given a c10d store, to a communicator.
+"""Connects the ranks of a process group with a communicator, given a c10d store.
 
 1. The first rank starts a master and writes its address and a random token into the store. In groups of three or more,
    the next ranks start standbys.
@@ -41,9 +41,9 @@ KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 RETRY_S = 0.05
 LEAVE_S = 1.0
-"""How many seconds a leaving rank waits for the others to learn of it."""
+"""How many seconds a leaving rank waits for the others to learn that it is leaving."""
 LOST_MASTER_S = 5.0
-"""How many seconds ranks that lost the master look for it or for a standby."""
+"""For how many seconds ranks that lost the master try to reach it or a standby."""
 LOST_PARTNER_S = 1.0
 """The same limit in a group of two, which has no standby."""
 STANDBYS = 2
@@ -250,7 +250,7 @@ def wait_for_ranks(
             raise DistStoreError(f"{text} not called it or cannot reach the store")
         if wait.is_due(now):
             waits_for = f"{ranks}, which {have} not called it"
-            logger.warning("%s", wait.warning(now, waits_for, "look at what the program does there"))
+            logger.warning("%s", wait.warning(now, waits_for, "check what the program is doing there"))
         time.sleep(min(pause_s, deadline_s - now))
         pause_s = min(PAUSE_S_MAX, pause_s * 1.5)
     if wait.is_told:
@@ -267,19 +267,19 @@ def _left_s(deadline_s: float) -> float:
 
 LOOPBACK = "127.0.0.1"
 LISTEN = "[::]:0"
-"""All interfaces, because ranks on this machine may use loopback and others another address."""
+"""All interfaces: ranks on this machine may use loopback, but other ranks use another address."""
 LINGER_S = 10.0
 """The number of seconds until a retired master stops."""
 STANDBY_LINGER_S = 3.0
-"""The same for a standby. It is shorter: a standby is needed only if the master is lost, and logs warnings then."""
+"""The number of seconds until a retired standby stops: fewer, because it is needed only if the master is lost."""
 
 
 def advertised_host(towards: str = "") -> str:
     """Return a host at which other processes can reach this one.
 
-    In this order: PCCL_ADVERTISE; the source address towards the host `towards`; the address of this machine's name;
-    the source address towards the internet; the loopback address. If the source address towards `towards` is loopback,
-    `towards` is this machine; readers then substitute the host by which they know it (`as_seen_from_here`).
+    It is the first of these that is known: PCCL_ADVERTISE; the source address towards the host `towards`; the address
+    of this machine's name; the source address towards the internet; the loopback address. If the source address towards
+    `towards` is loopback, `towards` is this machine; readers then substitute its host name (`as_seen_from_here`).
     """
     given = os.environ.get("PCCL_ADVERTISE", "")
     if given:
@@ -300,7 +300,7 @@ def as_seen_from_here(address: str, store_host: str) -> str:
 
 
 def token_of(given: str) -> str:
-    """Return a world's token: PCCL_TOKEN if set, which is never sent, otherwise the one from the store."""
+    """Return a world's token: PCCL_TOKEN (which is never sent) if it is set, otherwise `given`, from the store."""
     return os.environ.get("PCCL_TOKEN") or given
 
 

@@ -24,7 +24,7 @@ from pccl.torch.work import PCCLWork, seconds
 
 
 class Coalescing(threading.local):
-    """The calls of each thread between `_start_coalescing` and `_end_coalescing`, or None outside."""
+    """Each thread's calls since `_start_coalescing`, or None if the thread is not coalescing calls."""
 
     batch: list[PCCLWork] | None = None
 
@@ -98,17 +98,17 @@ class GroupCalls:
         outputs: Sequence[Tensor] | None = None,
         is_barrier: bool = False,
     ) -> PCCLWork | Coalesced:
-        """Call a collective. Return its work, or a completed one if a waiting caller coalesces calls.
+        """Call a collective. Return its work, or a completed work if a synchronous call is being coalesced.
 
         Args:
             options: c10d's options, with the timeout and (`asyncOp`) whether the caller continues without waiting.
             plan: Returns the call's plan, given the group's specs, a tag and `arguments`.
             tensors: The result of the work.
             inputs, outputs: The tensors that the call reads and writes; `tensors` by default.
-            is_barrier: Whether all earlier collectives must be over first.
+            is_barrier: Whether all earlier collectives must end first.
         """
         scheduler, work = self._scheduler, None
-        waits = not getattr(options, "asyncOp", True)  # torch 2.7 has no asyncOp, and waits for the work
+        waits = not getattr(options, "asyncOp", True)  # torch 2.7 lacks asyncOp and itself waits for the work
         use, after = UNUSED, ()  # type: tuple[Any, Sequence[PCCLWork]]
         if not waits or not scheduler.is_idle():
             use = use_of(inputs or (), tensors if outputs is None else outputs)
@@ -146,7 +146,7 @@ class GroupCalls:
         self._coalescing.batch = []
 
     def _end_coalescing(self, device: Any = None) -> Coalesced:
-        """Return a work that is over once all calls since `_start_coalescing` are."""
+        """Return a work that ends when all calls since `_start_coalescing` have ended."""
         batch, self._coalescing.batch = self._coalescing.batch, None
         if batch is None:
             raise ArgumentError("ProcessGroupPCCL::_end_coalescing: _start_coalescing was not called in this thread")

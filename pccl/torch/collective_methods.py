@@ -123,7 +123,7 @@ class CollectiveMethods(GroupCalls):
         return self._call(what, opts, collectives.reduce_scatter_lists, (output, given, how), [output], given)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
-        """Reduce a tensor that has a part for each rank, and scatter the parts."""
+        """Reduce a tensor that consists of one part per rank, and scatter the parts."""
         what = "reduce_scatter_single"
         opts = opts if opts is not None else ReduceScatterOptions()
         self._require_parts(what, given, output, "input", "output")

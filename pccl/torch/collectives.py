@@ -239,7 +239,7 @@ def all_gather_wholes(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given
 
 
 def reduce_scatter(specs: OpSpecs, tag: int, output: Tensor, given: Tensor, reduction: Reduction) -> Plan:
-    """Reduce `given`, which has a part for each rank, and write this rank's part of the result to `output`."""
+    """Reduce `given`, which consists of one part per rank, and write this rank's part of the result to `output`."""
     send, host = stand_in(given), room_for(output)
     send = premultiplied(send, reduction.factor)
 
@@ -410,7 +410,7 @@ def all_reduce_sparse(specs: OpSpecs, tag: int, tensors: Sequence[Tensor]) -> Pl
 
 
 def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Return the number of elements for each rank, in equal parts if there are no splits."""
+    """Return the number of elements for each rank: equal numbers if `splits` is empty."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:

@@ -1,7 +1,7 @@
 """The backend's exceptions, and the conversion of pccl's errors, which name peers, to errors that name ranks.
 
-The exceptions derive from RuntimeError, which torch's own backends raise, and ArgumentError also from ValueError, which
-some of them raise for invalid arguments.
+The exceptions derive from RuntimeError, which torch's own backends raise. ArgumentError also derives from ValueError,
+which some of those backends raise for invalid arguments.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BackendError(DistBackendError):  # type: ignore[misc]
     Attributes:
         result: The kind of failure, a `pccl.Result`.
         lost: The global ranks that are lost, the same on all survivors. They include a rank that left on purpose if no
-            rank was lost before.
+            other rank was missing before.
     """
 
     def __init__(self, message: str, result: Result, lost: Sequence[int] = ()) -> None:

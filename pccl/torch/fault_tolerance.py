@@ -134,7 +134,7 @@ class FaultTolerance(GroupCalls):
         self._reconfigurer.close()
 
     def abort(self) -> None:
-        """Leave the group immediately. Works in flight fail, on the other ranks as after a loss of this rank.
+        """Leave the group immediately. Works in flight fail; on the other ranks, they fail as if this rank were lost.
 
         `reconfigure` may be called afterwards.
         """

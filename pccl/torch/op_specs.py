@@ -1,6 +1,6 @@
 """A process group's ops as specs for the engine, on flat arrays.
 
-The number of ranks is fixed, so each spec has its buffers from the beginning. After a loss, the survivors must not
+The number of ranks is fixed, so each spec is created with its buffers. After a loss, the survivors must not
 execute an op among themselves, so `Fixed` makes it fail on all of them.
 """
 
@@ -131,7 +131,7 @@ class OpSpecs:
         return self._spec(tag, Collective.REDUCE, send, buffers, written, op, root)
 
     def gather(self, tag: int, send: Memory, recv: Sequence[Memory], root: int) -> OpSpec:
-        """`recv` has one part per rank at the root, in rank order, and is empty elsewhere."""
+        """At the root, `recv` consists of one part per rank, in rank order; elsewhere it is empty."""
         parts = self._as_in_ring(recv)
         addresses = [part.address for part in parts]
         keep = send.owner, [part.owner for part in parts]
@@ -140,7 +140,7 @@ class OpSpecs:
         return self._spec(tag, Collective.GATHER, send, buffers, parts, root=root)
 
     def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
-        """`send` has one part per rank at the root, in rank order, and is empty elsewhere."""
+        """At the root, `send` consists of one part per rank, in rank order; elsewhere it is empty."""
         parts = self._as_in_ring(send)
         addresses = [part.address for part in parts]
         keep = [part.owner for part in parts], recv.owner

@@ -1,6 +1,6 @@
 """Point-to-point calls of a process group: send, recv, recv from any rank, and the monitored barrier built from them.
 
-Calls with the same pair, direction and tag match in order. They have their own queues and so are independent of
+Calls with the same pair, direction and tag match in order. Their queues are separate, so they are independent of
 collectives.
 
 A recv from any rank is posted to every rank, because the sender is unknown, and takes the first tensor that arrives.
@@ -45,12 +45,12 @@ ACKNOWLEDGE_TAG = MONITOR_TAG + 1
 
 
 class _WantedWork(PCCLWork):
-    """The work of a recv without its own op, which is completed by a posted recv whose tensor it takes."""
+    """The work of a recv that has no op of its own: it ends when it takes the tensor of a posted recv."""
 
     def __init__(
         self, scheduler: Scheduler, title: str, what: str, timeout_s: float, withdraw: Callable[[_WantedWork], bool]
     ) -> None:
-        """`withdraw(work)` returns False if the work already has a tensor; otherwise the work will not get one."""
+        """`withdraw(work)` returns False if the work already has a tensor, and otherwise ensures that it gets none."""
         super().__init__(scheduler, title, None, object(), timeout_s, False)
         self._what = what
         self._withdraw = withdraw
@@ -91,7 +91,7 @@ class PointToPointMethods(GroupCalls):
         """Recvs that wait for posted ones, by tag."""
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
-        """Send a tensor to a rank, which has received it once the work is over. `waits`: the caller only waits."""
+        """Send a tensor to a rank. The work ends once that rank has received it. `waits`: the caller only waits."""
         plan = self._plain_plan(tensors, dst, tag, True)
         if plan is None:
             tensor = self._checked("send", tensors, dst, "destination", tag)
@@ -274,8 +274,8 @@ class PointToPointMethods(GroupCalls):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks have called it. Rank 0 receives a byte from each other rank and then answers all.
 
-        Raises BackendError, which on rank 0 names the first late rank, or all with `wait_all_ranks`; on other ranks, it
-        means that rank 0 did not answer.
+        Raises BackendError. On rank 0 it names the first late rank, or all late ranks with `wait_all_ranks`. On other
+        ranks it means that rank 0 did not answer.
         """
         limit_s = seconds(timeout, self._timeout_s)
         if timeout is not None and self._rank == 0 and not timeout:
@@ -291,8 +291,8 @@ class PointToPointMethods(GroupCalls):
             except BackendError as error:
                 text = (
                     f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received "
-                    f"errors while waiting for send/recv from rank 0 for {limit_s * 1000:.0f} ms: see there which "
-                    f"rank is missing ({error})"
+                    f"errors while waiting for send/recv from rank 0 for {limit_s * 1000:.0f} ms; rank 0's "
+                    f"error names the missing rank ({error})"
                 )
                 raise BackendError(text, error.result, error.lost) from error
             return

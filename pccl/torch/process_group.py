@@ -1,7 +1,7 @@
 """`ProcessGroupPCCL`: the process group that `init_process_group("pccl")` creates.
 
-c10d calls its methods from Python with several signatures, which each method distinguishes, and from C++ (DDP's
-reducer, functional collectives) with lists and options.
+c10d calls its methods from C++ (DDP's reducer, functional collectives) with lists and options, and from Python with
+several signatures, which each method distinguishes.
 
 c10d's own class stores some attributes, such as the group's name, in its C++ backends. This group stores them itself.
 """
@@ -92,8 +92,8 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
 
         Args:
             store: A store that only this group's ranks use.
-            timeout: The default timeout of calls, and of this one; 30 minutes if omitted.
-            global_ranks: The global rank of each rank; the same numbers if omitted.
+            timeout: The timeout of this call, and the default for the group's calls; 30 minutes if omitted.
+            global_ranks: The global rank of each rank. If omitted, global ranks equal ranks.
             name: The group's name in messages.
             is_default: Whether PCCL_MASTER may name the run that the group joins.
             enable_reconfigure: Whether to connect only in the first `reconfigure`.
@@ -161,7 +161,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     def _get_backend(self, device: Any) -> BackendPCCL:
         kind = torch.device(device).type
         if kind not in DEVICES:
-            raise RuntimeError(f"No backend type associated with device type {kind}: pccl has {', '.join(DEVICES)}")
+            raise RuntimeError(f"No backend type associated with device type {kind}; use {' or '.join(DEVICES)}")
         return self._backend
 
     get_backend = _get_backend
@@ -189,10 +189,10 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         return False
 
     def register_pre_hook(self, hook_id: int, hook: Any) -> None:
-        """Raise NotImplementedError: only groups written in C++ can call the hooks of torch 2.15."""
+        """Raise NotImplementedError: only groups written in C++ can call torch 2.15's hooks."""
         raise NotImplementedError(
-            "pccl process groups do not call pre-hooks and post-hooks; pccl.torch.PCCLWork and pccl's flight recorder "
-            "show their calls"
+            "pccl process groups do not call pre-hooks and post-hooks; use pccl.torch.PCCLWork or pccl's flight "
+            "recorder to observe their calls"
         )
 
     register_post_hook = register_pre_hook
@@ -211,7 +211,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroupPCCL | None:
-        """Return a group of some ranks of this one, or None on other ranks. All its ranks make the same call."""
+        """Return a group of some of this group's ranks, or None on the others. The new ranks make the same call."""
         ranks = sorted(new_ranks)
         if self._rank not in ranks:
             return None
@@ -234,7 +234,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         """Ignored: all ranks are already connected."""
 
     def perform_nocolor_split(self, device: Any = None) -> None:
-        """Ignored: only the ranks of a new group form it."""
+        """Ignored: ranks outside a new group do not take part in forming it."""
 
 
 def split_group(

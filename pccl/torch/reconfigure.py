@@ -1,10 +1,10 @@
 """Reconfiguration, as torch 2.15 defines it: a new membership for the same process group object.
 
-Each process group object has a *handle*, which holds the address of a c10d TCPStore that is started along with it. All
+Each process group object has a *handle*, which contains the address of a c10d TCPStore that the object starts. All
 ranks of the next *world* call `reconfigure` with the same new uuid and the same handles, whose order gives the ranks:
 
     1  Each rank leaves its present world, whose calls in flight fail.
-    2  All ranks check in at the store of the first handle. An error names the ranks that do not.
+    2  All ranks check in at the store of the first handle. An error names the ranks that do not check in.
     3  They connect through that store, exactly as in `init_process_group` (`bootstrap`).
 
 A failed attempt fails on all participating ranks within the timeout and leaves the group without a world. A uuid is
@@ -39,9 +39,9 @@ from pccl.torch.errors import Names
 from pccl.types import Result
 
 PROBE_S = 0.5
-"""The number of seconds between two probes of the missing ranks, and the limit for one probe."""
+"""The number of seconds between two probes of the missing ranks, and the time limit of each probe."""
 GRACE_S = 1.0
-"""The number of seconds allowed after the timeout for a store that does not answer."""
+"""The number of seconds by which a store that does not answer may exceed the timeout."""
 _HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
 
 
@@ -116,7 +116,7 @@ class Reconfigurer:
         with self._lock:
             if self._handle is None:
                 host = advertised_host(self._store_host)
-                if addresses.is_loopback(host):  # which would be useless to other hosts
+                if addresses.is_loopback(host):  # a loopback address would be useless to other hosts
                     host = advertised_host()
                 self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
                 name = f"{socket.gethostname()}:{os.getpid()}"
@@ -190,7 +190,7 @@ def _check_in(store: Any, uuid: int, digest: str, known: Sequence[Handle], names
         missing = [rank for key, rank in keys.items() if not store.check([key])]
         for key, rank in keys.items():
             if rank not in missing and store.get(key).decode() != digest:
-                text = f"passed different handles than this process, or in another order, for uuid {uuid}"
+                text = f"passed different handles than this process, or the same in another order, for uuid {uuid}"
                 raise RendezvousError(f"{names.of(rank)} {text}")
         if names.rank == 0 and time.monotonic() >= next_probe_s:
             for rank in missing:
@@ -209,7 +209,7 @@ def _check_in(store: Any, uuid: int, digest: str, known: Sequence[Handle], names
 
 
 def _require_alive(handle: Handle) -> None:
-    """Raise RendezvousError if the handle's process is dead, so that its port refuses connections."""
+    """Raise RendezvousError if the handle's port refuses connections because its process is dead."""
     try:
         socket.create_connection((handle.host, handle.port), PROBE_S).close()
     except ConnectionRefusedError:
@@ -269,7 +269,7 @@ def forget_ranks(group: Any, size: int) -> None:
         if hasattr(cached, "cache_info") and not hasattr(cached, "cache_clear"):
             # torch 2.7 has one cache per thread; they can only be replaced together
             setattr(propagator, name, type(cached)(cached.cache.__wrapped__))
-    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache"):  # a release has one of them
+    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache"):  # each release has one of them
         if hasattr(debug, name):
             getattr(debug, name)()
             break

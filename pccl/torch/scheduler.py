@@ -6,12 +6,12 @@ op with a tag costs more than later ones, which take the fast path.
 
 1. Call n of a group uses queue n mod QUEUES. A call that raises ArgumentError does not count.
 2. A work starts when all earlier works in its queue are over, so a tag is never in flight twice.
-3. A point-to-point call uses a queue for its pair, direction and tag, and has no number.
+3. A point-to-point call is not numbered. It uses the queue of its pair, direction and tag.
 4. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), as do all calls after the first loss.
 5. When a rank leaves on purpose, the new view aborts sends between other ranks; both sides repeat them (`may_repeat`).
    After any other loss, sends fail.
 6. All ranks must see the same loss, because they form the next group without the lost ranks. So only the first of the
-   ranks that left on purpose counts, in addition to all that were lost (`_lost`).
+   ranks that left on purpose counts, in addition to all ranks that were lost (`_lost`).
 7. A group fails if one of its works expires while queued, because the work blocks that queue on the other ranks.
 """
 

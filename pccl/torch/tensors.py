@@ -161,8 +161,8 @@ def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
             raise fail(what, f"tensors must be on one device, not on {first.device} and {tensor.device}")
         if not has_memory(tensor):
             kind = type(tensor).__name__
-            text = "pass the inner tensor, for a DTensor to_local(), for an AsyncCollectiveTensor wait()"
-            raise fail(what, f"a {kind} at index {index} has no memory of its own, or has freed it: {text}")
+            text = "pass the inner tensor: to_local() of a DTensor, or wait() of an AsyncCollectiveTensor"
+            raise fail(what, f"a {kind} at index {index} has no memory of its own, or has freed it; {text}")
 
 
 def require_apart(what: str, tensors: Sequence[Tensor]) -> None:

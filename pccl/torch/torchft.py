@@ -108,11 +108,11 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         """Return the error after which the group needs a new quorum (a loss or timeout in a call, an abort, or a failed
         `configure` or `reconfigure`), or None.
 
-        A loss after all calls does not count, because those calls are committed on all ranks."""
+        A loss after the last call has ended does not count, because all calls are then committed on all ranks."""
         return self._scheduler.first_failure
 
     def abort(self, errored: bool = True) -> None:
-        """Leave the group immediately. Works in flight fail, on the other ranks as after a loss of this rank.
+        """Leave the group immediately. Works in flight fail; on the other ranks, they fail as if this rank were lost.
 
         `errored` is ignored, because an abort always counts as an error until the next quorum."""
         super().abort()

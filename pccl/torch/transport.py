@@ -1,6 +1,6 @@
 """Executes a process group's ops. No other module of this package uses private parts of a communicator.
 
-`Transport` launches ops on a communicator. `LocalTransport` executes the ops of a group of one rank, which are copies,
+`Transport` launches ops on a communicator. `LocalTransport` executes the ops of a group of one rank as copies,
 because a communicator rejects ops with a single peer.
 """
 
@@ -71,7 +71,7 @@ class Transport:
         op.when_over(over)
 
     def check(self, op: Op, title: str) -> None:
-        """Raise PCCLError if a completed op has failed or its participants were not those of the group."""
+        """Raise PCCLError if a completed op has failed or did not include the whole group."""
         assert isinstance(op, PendingOp)
         delivered(op, title)
         if op.ring != self.ring and op.name[1] is None:
@@ -90,7 +90,7 @@ class Transport:
         require_outcome(session, [op], title)
 
     def losses(self) -> dict[int, str]:
-        """Return, by peer, the reason why each missing peer left the run."""
+        """Return why each missing peer left the run, by peer number."""
         return self.communicator.losses
 
     def left_in(self, peer: int) -> int:

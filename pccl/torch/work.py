@@ -2,7 +2,7 @@
 
 A call is a generator of *steps*: it yields the ops for the engine to execute, one at a time, and returns the call's
 result. `PCCLWork.advance` is the only loop that executes a call. With `waits`, the caller's thread executes all steps
-on the engine's fast path. Otherwise it returns as soon as an op is in flight. After the op, the engine's thread
+on the engine's fast path. Otherwise `advance` returns as soon as an op is in flight. After the op, the engine's thread
 continues the call if its steps are *light*, i.e. only inspect results; otherwise a progress thread does.
 """
 
@@ -33,7 +33,7 @@ EXPIRY_S = 1.0
 Steps = Generator[OpSpec, None, Any]
 
 _in_registry: dict[int, PCCLWork] = {}
-"""Works in c10d's registry, which only keeps the C++ part of a work alive."""
+"""Works registered with c10d, kept here because c10d's registry keeps only a work's C++ part alive."""
 
 
 def seconds(timeout: Any, default_s: float) -> float:
@@ -65,7 +65,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     _is_launched = False
     """Whether `_op` is in flight, or over but not yet checked."""
     _spec: OpSpec | None = None
-    """The op to launch, or whose result to check; None before the next step."""
+    """The op to launch or to check next; None before the next step."""
     _value: Any = None
     _error: BaseException | None = None
     _registered: Sequence[Any] = ()
@@ -188,7 +188,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         callback()
 
     def register(self, tensors: Sequence[Any]) -> None:
-        """Make `wait_tensor` on one of the tensors wait for this work, because graphs may use tensors in flight."""
+        """Make `wait_tensor` on one of the tensors wait for this work, because graphs may use tensors of open calls."""
         _in_registry[id(self)] = self
         self._registered = tensors
         for tensor in tensors:
@@ -233,7 +233,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             limit_s, left_s = seconds(timeout, 0.0), self._left_s()
             if 0 < limit_s < left_s:
                 if not done.wait(limit_s):
-                    text = f"Operation timed out: it has not ended within {limit_s:g} s, and continues"
+                    text = f"Operation timed out: it did not end within {limit_s:g} s and is still in progress"
                     raise self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text))
             elif not done.wait(left_s):
                 while not done.wait(EXPIRY_S):  # usually, the scheduler has already aborted it

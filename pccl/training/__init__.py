@@ -6,8 +6,8 @@
     data         `ElasticSampler`: each sample of an epoch once, despite churn; `RandomStreams`
     step, state, group    shared foundations: a step on all peers, the replicated state, the membership
 
-The package never imports torch, because a program that passes a torch module has imported it. Use each object from one
-thread only. All peers of a group make the same calls in the same order.
+The package never imports torch, because a program that passes a torch module has already imported it. Use each object
+from one thread only. All peers of a group make the same calls in the same order.
 """
 
 from pccl.training.data.elastic_sampler import ElasticSampler

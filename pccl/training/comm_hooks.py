@@ -1,16 +1,16 @@
 """Communication hooks for `DDP.register_comm_hook`, which replace the plain average of a bucket of gradients.
 
 A hook has the same signature as in torch.nn.parallel.DistributedDataParallel. It is called when all gradients of the
-bucket are ready, usually within the backward pass, and returns a future of the result or the result tensor itself,
-which must be the same on all peers. `bucket.average` sends a tensor and returns a future of its average:
+bucket are ready, usually within the backward pass, and returns the result tensor or a future of it. The result
+must be the same on all peers. `bucket.average` sends a tensor and returns a future of its average:
 
     def halve(state, bucket):
         sent = bucket.buffer().bfloat16()
         return bucket.average(sent).then(lambda sent: sent.value().to(bucket.buffer().dtype))
 
 `DDP.synchronize` completes these futures one after the other on the calling thread. Callbacks of `then` run there too,
-and may average again. If a peer loss aborts an average, the survivors first repeat it. A peer that is alone gets its
-own tensor back. For each bucket, all peers must call `average` equally often, in the same order, with equal sizes.
+and may call `average` again. If a peer loss aborts an average, the survivors first repeat it. A peer that is alone
+gets its own tensor back. For each bucket, all peers must make the same `average` calls, in order and size.
 """
 
 from __future__ import annotations

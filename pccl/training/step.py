@@ -30,7 +30,7 @@ class StepReport:
     state_tx_bytes: int
     state_rx_bytes: int
     waited_s: float
-    """How many seconds the computation waited for the network."""
+    """The number of seconds for which the computation waited for the network."""
 
 
 class GroupStep:
@@ -76,7 +76,7 @@ class GroupStep:
         self._replicated.commit(peers)
 
     def are_peers_pending(self) -> bool:
-        """Return whether newcomers are waiting, with the same answer on all peers. Queried once per step."""
+        """Return whether newcomers are waiting: the same answer on all peers, cached for the step."""
         if self._are_peers_pending is None:
             self._are_peers_pending = self._membership.are_peers_pending()
         return self._are_peers_pending

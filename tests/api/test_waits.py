@@ -138,7 +138,8 @@ def test_long_join_is_logged(cluster: Cluster, warned: Warned) -> None:
     cluster.join(1)
     joining = Background(lambda: DiLoCo(cluster[0], {"w": ones()}).join(peers_min=2))
     until(
-        lambda: warned(r"^join has waited \d+ s for more peers: 1 of 2 are there; look at `pccl status"), "it is logged"
+        lambda: warned(r"^join has waited \d+ s for more peers: 1 of 2 are present; look at `pccl status"),
+        "it is logged",
     )
     cluster[0].close()
     assert isinstance(joining.outcome(), PCCLError)

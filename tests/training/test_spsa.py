@@ -197,9 +197,9 @@ def test_log_replays_the_run(master: MasterNode, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])  # the last mark, in part
     assert replayed(path, 20) == keeper.digest()
-    with pytest.raises(LogError, match="other weights at revision 0, after 0"):
+    with pytest.raises(LogError, match="different weights at revision 0, after 0"):
         replayed(path, 20, scale=1.5)
-    with pytest.raises(LogError, match="of another run"):
+    with pytest.raises(LogError, match="from another run"):
         replayed(path, 20, replace(OPTIONS, learning_rate=0.2))
     path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
     with pytest.raises(LogError, match=r"damaged|understood"):

@@ -8,7 +8,7 @@ what each peer may draw next. In a step:
     claim     all peers learn what each has trained on since its last claim, then launch the average
     commit    claims of peers in the committed average become used; positions claimed by others are reassigned
 
-All peers know a claim before its average can commit: it is always `samples_per_step`, or peers gather their claims
+All peers know a claim's size before its average can commit: it is always `samples_per_step`, or peers gather the sizes
 before the average. The ledger is the sampler's `state_dict`, a part of the replicated state. Ranks of a site share a
 stream only within their own peer group, so each rank needs its own part of the dataset.
 """
@@ -55,8 +55,8 @@ class ElasticSampler:
     """A sampler that gives each sample of an epoch to one peer, once, while peers come and go.
 
     Iteration yields this peer's part of the rest of the epoch: lists of `batch_size` indices for
-    `DataLoader(batch_sampler=sampler)`, or without `batch_size` single indices for `DataLoader(sampler=sampler)`. Drawn
-    samples count as trained on in the next step. With `num_workers` above 0, workers draw ahead, so iterate over
+    `DataLoader(batch_sampler=sampler)` or, without `batch_size`, single indices for `DataLoader(sampler=sampler)`. Each
+    sample drawn counts as trained on in the next step. With `num_workers` above 0, workers draw ahead, so iterate over
     `sampler.track(loader)`. Not thread-safe. A forked process must not draw from it. Example::
 
         sampler = ElasticSampler(len(dataset), batch_size=32)
@@ -84,9 +84,9 @@ class ElasticSampler:
             seed: The 64-bit seed of the order.
             batch_size: The number of indices in a batch; None yields single indices.
             samples_per_step: The number of samples this peer trains on in each step, including all accumulated batches.
-                No batch crosses the end of a step. Given on all peers or on none.
+                No batch crosses the end of a step. Set it on all peers or on none.
             shuffle: Whether to shuffle each epoch; False keeps the dataset's order.
-            log: A file of this peer's own for the log of its samples.
+            log: The path of this peer's own sample log.
 
         Raises ValueError, and OSError from the log file.
         """
@@ -142,7 +142,7 @@ class ElasticSampler:
         return sum(end - begin for begin, end in self._trained)
 
     def __len__(self) -> int:
-        """Return this peer's batches per epoch (or indices, without `batch_size`) with the present members."""
+        """Return this peer's number of batches (without `batch_size`: indices) per epoch with the current members."""
         members = self._ledger.members
         share, rounds = self.dataset_size, 1
         if members:
@@ -161,7 +161,7 @@ class ElasticSampler:
             for name, ours in (("dataset_size", self.dataset_size), ("seed", self._seed), ("shuffle", self._shuffle)):
                 if state_dict[name] != ours:
                     raise ValueError(
-                        f"the run's ElasticSampler has {name} {state_dict[name]!r}, this one {ours!r}: use the same"
+                        f"the run's ElasticSampler has {name} {state_dict[name]!r}, not {ours!r} as here: use the same"
                     )
             self._ledger.load(state_dict)
         except (KeyError, TypeError) as error:
@@ -175,14 +175,14 @@ class ElasticSampler:
             yield indices.tolist() if self._batch_size is not None else int(indices[0])
 
     def batches(self, batch_size: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Yield arrays of `batch_size` (None: the sampler's) indices endlessly; each index counts as trained on."""
+        """Yield arrays of `batch_size` indices (None: the sampler's size) endlessly. Each counts as trained on."""
         size = as_int("batch_size", self._batch_size if batch_size is None else batch_size, 1)
         return self._draws(lambda: size, is_endless=True)
 
     def track(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.
 
-        Keeps batches that the loader has prepared for the next epoch. Raises ValueError if it draws from another one.
+        Keeps batches that the loader has prepared for the next epoch. Raises ValueError if `loader` draws from another.
         """
         draws_here: bool = (loader.batch_sampler if self._batch_size is not None else loader.sampler) is self
         if not draws_here:
@@ -194,7 +194,7 @@ class ElasticSampler:
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """Put back the samples drawn since the last step, which were not trained on, to be drawn again."""
+        """Put back the samples drawn since the last step, which were not trained on, so that they are drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()
@@ -281,7 +281,7 @@ class ElasticSampler:
 
     def _require_group(self) -> None:
         if os.getpid() != self._process:
-            raise RuntimeError("a forked process draws from an ElasticSampler: draw in the process that is in the run")
+            raise RuntimeError("a forked process cannot draw from an ElasticSampler: draw in the process that joined")
         if not self._ledger.members:
             raise RuntimeError(
                 "this ElasticSampler is not in a run yet: pass it to the training class, "
@@ -297,7 +297,7 @@ class ElasticSampler:
     # For training classes and custom training loops, which make these calls in the same order on all peers.
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
-        """Form the group after newcomers have received the state: a group call. None: this peer alone, without a run.
+        """Form the group after newcomers have received the state. A group call. None forms a group of this peer alone.
         Raises ValueError on newcomers if only some peers have `samples_per_step`.
         """
         rows = _gathered(communicator, self._announcement(), tag)
@@ -342,7 +342,7 @@ class ElasticSampler:
     def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
         """Claim the samples handed out since the last claim, before their average is launched. A group call.
 
-        `on_their_way` is the number of averages in flight. Raises RuntimeError like `check_step`, before it claims.
+        `on_their_way` is the number of averages in flight. Raises RuntimeError like `check_step`, before claiming.
         """
         is_repeated = self._ledger.claims > on_their_way  # an earlier claim's average was not launched
         if self.drawn or not is_repeated:
@@ -362,7 +362,7 @@ class ElasticSampler:
         self._trained.clear()
 
     def commit(self, peers: Collection[int] | None = None) -> None:
-        """Commit the oldest claim with the contributions of these peers (None: this one), in the same order on all.
+        """Commit the oldest claim for these contributing peers (None: this one). All peers commit in the same order.
 
         Raises PCCLError INVALID_USAGE if peers without a claim took part.
         """

@@ -8,13 +8,13 @@ ledger:
     commit   the members in the average: their claims become used; claims of others become free
 
 A peer missing from an average is no longer a member, and its remaining positions are reassigned to the others at once,
-lowest first. If one member is two rounds ahead of another, the rest is reassigned in blocks as large as the last
-claims. The state lists claims in flight as free and does not name members.
+lowest first. If one member is two rounds ahead of another, all unclaimed positions are reassigned in blocks as
+large as the last claims. The state lists claims in flight as free and does not name members.
 
 `SampleLog`, which `pccl.tools.audit` reads, holds one JSON line per event:
 
     {"stream": {"dataset_size": 60000, "seed": 0, "shuffle": true}}         the first line of each process
-    {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   to be trained on, for step 7
+    {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   drawn to train on in step 7
     {"discarded": 7, "by": "5f..."}                                         samples drawn for step 7 were not trained on
     {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
 """
@@ -101,7 +101,7 @@ class Ledger:
         return self._assignment.ranges(index, begin, end)
 
     def claim(self, amounts: Mapping[int, int], on_their_way: int) -> None:
-        """Claim `amounts` of positions by member number; members without an amount have been lost.
+        """Claim positions. `amounts` maps member numbers to counts; members that it lacks have been lost.
 
         If there are more claims than averages `on_their_way`, the last claim's average was never launched, and this
         claim is added to that one.

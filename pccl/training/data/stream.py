@@ -1,7 +1,7 @@
 """The endless stream of samples: its order, and how free positions are assigned to peers.
 
-*The order* of an epoch is computed and never stored: a Feistel network with cycle walking (Black and Rogaway 2002) is a
-bijection of the numbers below n. Round keys are Philox's output for (seed, epoch), the same on every machine.
+*The order* of an epoch is computed, never stored. A Feistel network with cycle walking (Black and Rogaway 2002)
+permutes the numbers below n. Round keys are Philox's output for (seed, epoch), the same on every machine.
 
 *A pool* is all positions from `begun` up and the free ranges below it; in ascending order they have *offsets* 0, 1, ...
 *An assignment* repeatedly gives each member i in turn a block of b_i offsets.
@@ -42,7 +42,7 @@ class Permutation:
         self._keys = np.random.Philox(key=seed + (epoch << 64)).random_raw(ROUNDS)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers at these places of the order, an int64 array of the same length."""
+        """Return the numbers at these positions in the order, as an int64 array of the same length."""
         numbers = self._network(places.astype(np.uint64))
         while (outside := np.flatnonzero(numbers >= self._size)).size:
             numbers[outside] = self._network(numbers[outside])
@@ -177,8 +177,8 @@ class RandomStreams:
     """Random generators for each step and peer, from one seed.
 
     Pass it to a training class as `shared={"random": streams}` so that newcomers use the run's seed. `peer` is a number
-    that differs between peers, such as their rank, or is equal on all peers for common numbers. Thread-safe, except for
-    `load_state_dict`.
+    that differs between peers, such as their rank, or is equal on all peers for common random numbers. Thread-safe,
+    except for `load_state_dict`.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -82,7 +82,7 @@ class Step(StepReport):
     """
 
     is_skipped: bool = False
-    """Whether the GradScaler skipped the optimizer's step, on all peers, because averages are not finite."""
+    """Whether the GradScaler skipped the optimizer's step, on all peers, because an average is not finite."""
 
 
 @outside_graphs
@@ -90,7 +90,7 @@ class DDP(Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
 
     Can be called like its `module` and has the module's attributes. All peers must build the same module and optimizer
-    and give the same arguments. Uses tags from `tag` up: one for refusals, one per bucket. Not thread-safe. Example::
+    and give the same arguments. Uses one tag for refusals and one per bucket, from `tag` up. Not thread-safe. Example::
 
         ddp = DDP(communicator, model, optimizer)
         ddp.join(peers_min=4)
@@ -135,7 +135,7 @@ class DDP(Checkpointed):
         torch = sys.modules["torch"]
         if not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {kind}; give one all parameters")
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {kind}; pass one for all parameters")
         if not gradient_as_bucket_view:
             raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
         tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every, 1)
@@ -173,7 +173,7 @@ class DDP(Checkpointed):
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
         self._refusals = StepRefusals(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
-        # The content is not used; peers can train together only if its name is equal.
+        # Only the tensor's name matters: peers can train together only if their names are equal.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
         name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
         options = {name: torch.zeros(1, device="cpu")}
@@ -479,7 +479,7 @@ class DDP(Checkpointed):
         return []
 
     def _commit(self, step: GroupStep) -> None:
-        """Mark the step's samples as used, even if it is given up, for the peers that contributed to all buckets."""
+        """Mark samples as used by the peers that contributed to all buckets, even if the step is given up."""
         *buckets, refusals = step.outcomes[: len(self._buckets) + 1]
         peers = [set(each.peers) for each in buckets if each.peers] or [set(refusals.peers)]
         step.claim()
@@ -495,7 +495,7 @@ class DDP(Checkpointed):
                 else:
                     scaler.step(self._optimizer)
                     if found_inf(scaler, self._optimizer):
-                        self._has_stepped = False  # the scaler calls fused optimizers even then
+                        self._has_stepped = False  # the scaler calls fused optimizers even if it skips the step
                     scaler.update()
         finally:
             self._is_stepping = False
@@ -525,7 +525,7 @@ class DDP(Checkpointed):
             if not there._is_stepping:
                 text = (
                     "a step outside of ddp.step() would make this peer's parameters diverge from the others': "
-                    "call ddp.step() instead of optimizer.step(), to average the gradients and step; "
+                    "call ddp.step() instead of optimizer.step(), which also averages the gradients, or "
                     "ddp.step(scaler) instead of scaler.step(optimizer) and scaler.update()"
                 )
                 raise PCCLError(Result.INVALID_USAGE, "optimizer.step", text)

@@ -2,16 +2,16 @@
 
 A bucket has two buffers. The gradients are views of one, which is sent; the average is received into the other, and
 then the two are swapped. A bucket must not be written between its last complete gradient and `give`. To detect writes,
-the version counter of each view is compared before the step, and also the sum of the buffer's words, because some
+each view's version counter is compared before the step. The sum of the buffer's words is compared too, because some
 writes do not advance the counter.
 
 *Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
 factors in float64. `2**e` exceeds the largest weight, so products do not overflow. Weights are sent with the refusals,
-after the backward pass. Buckets are launched plain (None) or as weighted sums with exponent `e`. Then, on all peers:
+after the backward pass. Buckets are launched plain (None) or as weighted sums with exponent `e`. On all peers:
 
 1. If the step needs a different form than the one launched, all buckets are launched again in that form, which is kept
    from then on. The first weighted step, and one after an admission, therefore send gradients twice.
-2. If an average includes a peer of unknown weight, that peer was lost afterwards, and the bucket is launched again.
+2. If an average includes a peer whose weight is unknown because it was lost later, the bucket is launched again.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Bucket:
     def divide(self, total: float) -> None:
         """Turn the landed sum into the mean, with the same bits on CPUs and GPUs."""
         flat = self.result()
-        # GPUs would multiply by the inverse of a plain number.
+        # The divisor is a tensor because GPUs would multiply by the inverse of a plain number.
         divisor = self._torch.tensor(total, dtype=self._torch.float64, device=flat.device)
         with default_torch_arithmetic(self._torch):
             for part in flat.split(CHUNK):
@@ -140,14 +140,14 @@ class Bucket:
         self._sent.flat.zero_()
 
     def changed(self) -> int | None:
-        """Return the place of a gradient written after its completion, ALL if it is unknown, or None."""
+        """Return the index of a gradient written after it was complete, ALL if the index is unknown, or None."""
         for i, (parameter, view, version) in enumerate(zip(self.parameters, self.views, self._versions, strict=True)):
             if version is not None and (parameter.grad is not view or view._version != version):
                 return i
         return ALL if self._sum is not None and bool(self._sum != self._sent.sum()) else None
 
     def land(self) -> Outcome:
-        """Wait for the average. Raises PCCLError for anything but losses."""
+        """Wait for the average. Raises PCCLError for failures other than losses."""
         assert self.average is not None
         self._landed = self.average.wait()
         return self._landed
@@ -255,7 +255,7 @@ class HookedAverage:
         self._returned = hook(state, bucket)
 
     def wait(self) -> Outcome:
-        """Wait for the hook's result and store it: in `result`, or in the buffer if alone. Raises the hook's errors."""
+        """Wait for the hook's result. Store it in `result`, or in the buffer if alone. Raises the hook's errors."""
         bucket = self._bucket
         costs = []
         while bucket.flying:
@@ -381,7 +381,7 @@ class GradientAverages:
                 self._launch(number, weight, revision)
 
     def land(self) -> list[Outcome]:
-        """Wait for all buckets. Raises PCCLError for anything but losses."""
+        """Wait for all buckets. Raises PCCLError for failures other than losses."""
         return [bucket.land() for bucket in self.buckets]
 
     def settle(

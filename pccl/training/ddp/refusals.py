@@ -75,10 +75,10 @@ class RefusalExchange:
 
 
 CHANGED, NOT_AVERAGED, UNSCALED, REPLACED, UNWEIGHTED, ABANDONED = range(1, 7)
-"""Kinds of refusals. Two integers follow: for CHANGED the bucket and a place in it, for others a place or zeros."""
+"""Kinds of refusals. Two integers follow: for CHANGED, the bucket and an index in it; for others, an index or zeros."""
 
 REASONS = {
-    UNLIKE: "has a different communication hook than this peer, or other options of it: register the same on all",
+    UNLIKE: "registered a different communication hook than this peer, or other options: register the same on all",
     CHANGED: (
         "has changed the gradient of {name} while it was being sent: call ddp.synchronize() before code that "
         "changes gradients, such as clip_grad_norm_ or scaler.unscale_; after it they are the averages"

@@ -4,8 +4,8 @@
     model = torch.nn.parallel.DistributedDataParallel(model)  # over a process group of this process alone
     model.register_comm_hook(None, torch_comm_hook(communicator, model, revision=lambda: state.revision))
 
-For programs that must keep that class; `DDP` does more. torch reassigns gradients to buckets after the first backward
-pass, so a newcomer's buckets would differ from the others'. The hook therefore copies gradients into its own buckets.
+Use it in programs that must keep that class; `DDP` does more. torch reassigns gradients to buckets after the first
+backward pass, so a newcomer's buckets would differ from the others'. The hook therefore has its own buckets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def torch_comm_hook(
     """Return a hook for `model.register_comm_hook(None, hook)` that averages over pccl's peers.
 
     All peers give the same arguments. Use the hook with one communicator, on the thread of the backward passes.
-    `backward` raises PCCLError, except for losses, and RuntimeError after a backward pass that failed halfway.
+    `backward` raises PCCLError for failures other than losses, and RuntimeError if an earlier pass failed halfway.
 
     Args:
         communicator: The peer group. The hook uses one tag per bucket, from `tag` up.
@@ -44,7 +44,7 @@ def torch_comm_hook(
 
     Raises:
         TypeError: `model` is of another class.
-        ValueError: The model has a process group of several processes, or sets `find_unused_parameters` or
+        ValueError: The model's process group contains several processes, or the model sets `find_unused_parameters` or
             `static_graph`, with which torch ignores averages of parameters that only other peers used.
     """
     torch = sys.modules["torch"]

@@ -104,7 +104,7 @@ class AsyncDiLoCo(OuterLoop):
         )
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None
-        self._weights = [0.0] * fragments  # since the last turn of each
+        self._weights = [0.0] * fragments  # since each fragment's last turn
         largest = max(fragment.part.count for fragment in self._fragments)
         self._gradient, self._flying, self._start = (np.empty(largest, self._replica.dtype) for _ in range(3))
         # `_flying` holds the vector of the average in flight, which must not be touched; `_gradient` is free. `_start`

@@ -5,7 +5,7 @@ optimizer. The movement of its parameters is its *pseudo-gradient*. The peers av
 to the outer parameters with the same outer optimizer. Outer parameters and momentum are the group's shared state.
 
 *Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the fastest peer takes the configured number,
-and every other peer `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
+and every other peer takes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, but at least 1.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ UNKNOWN_S = math.inf
 
 
 class InnerSteps:
-    """Measures the time of one peer's inner steps and derives how many it takes."""
+    """Measures the time of one peer's inner steps and decides how many steps it takes."""
 
     def __init__(self, inner_steps: int, site: Site | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._base = inner_steps
@@ -163,7 +163,7 @@ class OuterLoop(Checkpointed):
                 below 0.1 % of the time.
             compare_inner: Whether `param_groups` must be equal. None means True, except with steps "by speed".
             alike: Any other object whose `repr` must be equal on all peers.
-            inner_steps: Inner steps of every peer, or of the fastest.
+            inner_steps: The number of inner steps of every peer, or of the fastest with steps "by speed".
             steps: "fixed", or "by speed": as many inner steps as fit in the fastest peer's time.
 
         Raises TypeError or ValueError if the model cannot be trained or an argument is invalid.
@@ -262,7 +262,7 @@ class OuterLoop(Checkpointed):
         self._replicated.buffers.show()
 
     def trains(self, parameter: Any) -> bool:
-        """Whether `parameter` is averaged."""
+        """Return whether `parameter` is averaged."""
         return self._replica.holds(parameter)
 
     def connect(self) -> None:
@@ -294,7 +294,7 @@ class OuterLoop(Checkpointed):
         return self._membership.came_late
 
     def _read_model(self) -> None:
-        """Read the model, into which weights may have been loaded, unless outer state was loaded or trained."""
+        """Read the model, into which the program may have loaded weights, unless outer state was loaded or trained."""
         if not self._has_begun:
             self._replica.read(self._parameters)
             self._replicated.buffers.adopt()
@@ -412,7 +412,7 @@ class OuterLoop(Checkpointed):
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
         if self._parameters.shape != state["parameters"].shape:
-            raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
+            raise CheckpointError(f"it has {state['parameters'].size} parameters, not {self._parameters.size} as here")
         require_like(buffers, state.get("buffers", buffers))
         with self._replicated.taking_up(state.get("shared", {})):
             if self.inner is not None and state["inner"] is not None:

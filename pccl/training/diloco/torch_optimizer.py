@@ -44,7 +44,7 @@ class DiLoCoOptimizer(Generic[Loop]):
 
     Raises:
         TypeError: The inner optimizer is missing or not torch's.
-        ValueError: It has parameters that would not be averaged.
+        ValueError: The inner optimizer has parameters that would not be averaged.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> DiLoCoOptimizer[Loop]:
@@ -96,7 +96,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return self.diloco.revision
 
     def join(self, peers_min: int | None = None) -> Admission:
-        """Connect unless connected, and join as `DiLoCo.join`. `peers_min` defaults to the constructor's."""
+        """Connect if not connected, and join like `DiLoCo.join`. `peers_min` defaults to the constructor's."""
         self.diloco.connect()
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.join(self._peers_min if peers_min is None else peers_min)

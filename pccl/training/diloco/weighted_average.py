@@ -102,7 +102,7 @@ def _divide(total: Vector, weights: Any, out: Vector) -> None:
         raise PCCLError(
             Result.INVALID_ARGUMENT,
             "weighted average",
-            "the weighted sum is not finite: some peer's parameters are not, or its weight is too large for the type "
+            "the weighted sum is not finite: a peer's parameters are not, or its weight is too large for the type "
             "used on the wire; give smaller weights, such as tokens divided by a constant",
         )
     weight = math.fsum(weights.tolist())

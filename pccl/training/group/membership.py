@@ -83,7 +83,7 @@ class Membership:
         joint: Any = None,
     ) -> None:
         """`options` are compared by `repr`. `before_sync` is called on all peers before the state is synchronized.
-        `site` is the site that this peer is a rank of. Admissions check and align `joint`, a `ReplicatedState`."""
+        `site` is this peer's site, if it has one. Admissions check and align `joint`, a `ReplicatedState`."""
         self._communicator = communicator
         self._state = state
         self._options = described(options or {})
@@ -116,7 +116,7 @@ class Membership:
                 while (world_size := self._check_with_site(peers_min)) is None:
                     while not self._communicator.are_peers_pending():
                         address, present = self._communicator._inner.address, self._communicator.world_size
-                        waiting.look(f"more peers: {present} of {peers_min} are there", where_to_look(address))
+                        waiting.look(f"more peers: {present} of {peers_min} are present", where_to_look(address))
                         time.sleep(POLL_INTERVAL_S)
                     self._communicator.update_topology()
             admission = self._synchronize(world_size)
@@ -149,7 +149,7 @@ class Membership:
             return
         text = (
             f"a {shown(former._options)} has joined on this communicator, and newcomers can be synchronized "
-            "for one object only: close() that one first, if it is done; otherwise put everything that is trained into "
+            "for one object only: close() that one first if it is done; otherwise, put everything that is trained into "
             "one module, such as a ModuleDict, with one optimizer, and other parts of the run into shared="
         )
         raise PCCLError(Result.INVALID_USAGE, "join", text)
@@ -313,7 +313,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return, by peer, how its options differ from those of most peers (of those under way, if any)."""
+    """Return how each differing peer's options differ from those of most peers (under way, if any)."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

@@ -40,7 +40,7 @@ NOT_MADE = Outcome(0, 0, 0, 0)
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the total cost of several collectives, their smallest world size, and the peers that were in all."""
+    """Return the total cost of several collectives, their smallest world size, and the peers that took part in all."""
     return Outcome(
         min(each.world_size for each in outcomes),
         sum(each.aborted for each in outcomes),
@@ -79,7 +79,7 @@ class Relaunched:
                 raise
 
     def wait(self) -> Outcome:
-        """Wait until the op has committed. Raises PCCLError for anything but losses."""
+        """Wait until the op has committed. Raises PCCLError for failures other than losses."""
         aborted = 0
         self.info = None
         while self._handle is not None:
@@ -113,14 +113,14 @@ def average(
 
 
 def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:
-    """All-reduce `vector` in place, or leave it if this peer is alone. Raises PCCLError for anything but losses."""
+    """All-reduce `vector` in place; leave it unchanged if alone. Raises PCCLError for failures other than losses."""
     average(communicator, vector, tag, step, op=op).wait()
 
 
 def gather_among_all(
     communicator: Communicator, row: Any, tag: int, step: int | None = None
 ) -> tuple[dict[int, Any], Outcome]:
-    """Gather an array of equal shape from each peer, by peer number. Raises PCCLError for anything but losses."""
+    """Gather an equally shaped array from each peer, by number. Raises PCCLError for failures other than losses."""
     op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
     outcome = op.wait()
     rows = op.info.array if op.info is not None else [row]

@@ -1,14 +1,14 @@
 """A model that is sharded over the ranks of a site and trained together with other sites.
 
 Within a site, on a fast network, torch.distributed shards one model over several processes, the *ranks* (as FSDP2
-does). Ranks of the same number in all sites hold the same shard and form a peer group. Each has its own communicator:
+does). Ranks with the same number in all sites hold the same shard and form a peer group. Each has its own communicator:
 
                 rank 0    rank 1    rank 2
     site A      shard 0   shard 1   shard 2       each row: torch.distributed, gradients at every step
-    site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once every many steps
+    site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
 
 The master admits all ranks of a site in one view and drops them all if one is lost (`Communicator(site=, site_size=)`).
-A loss does not reach all groups at once, so the averages of two shards may have different peers.
+A loss does not reach all groups at once, so the averages of two shards may include different peers.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Grid:
     def require_home(self) -> None:
         """Raise RuntimeError if a pass was interrupted."""
         if self._is_torn:
-            raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
+            raise RuntimeError("an earlier call was interrupted while it moved the parameters: load or reconnect")
         assert not self._away
 
     @default_environment()
@@ -107,7 +107,7 @@ class Grid:
 
     def _pass(self, step: int, moves: Sequence[Mapping[int, int]]) -> None:
         if self._is_torn:
-            raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
+            raise RuntimeError("an earlier call was interrupted while it moved the parameters: load or reconnect")
         self._is_torn = True
         for t, (tensor, each) in enumerate(zip(self._tensors, moves, strict=True)):
             numbers = {"seed": self._seed, "tensor": t, "step": step}
@@ -157,7 +157,7 @@ class Grid:
         if not math.isfinite(largest):
             raise ValueError(f"tensor {t} has elements that are not finite")
         mantissa, exponent = math.frexp(HEADROOM * max(largest, EPSILONS_MIN * self._epsilon))
-        within = exponent - (mantissa == 0.5)  # the exponent of the smallest power of two that is not less
+        within = exponent - (mantissa == 0.5)  # the exponent of the smallest power of two that is at least as large
         self.exponents[t] = max(within - UNITS_MAX.bit_length() + 1, EXPONENT_MIN)
         if self._reach(t) < 1:
             raise ValueError(f"tensor {t} has elements up to {largest:g}: perturbations of {self._epsilon:g} vanish")
@@ -173,7 +173,7 @@ def _total(amounts: Mapping[int, int]) -> int:
 
 
 TORCH_CHUNK = 1 << 22
-"""Elements in a pass, with about 100 MiB of temporaries; a multiple of the elements that share a counter."""
+"""The number of elements per pass, a multiple of those that share a counter. A pass needs about 100 MiB of memory."""
 BLOCK = 128
 MASK = 2**32 - 1
 
@@ -330,7 +330,7 @@ def _of_torch(torch: Any, name: str, parameter: Any) -> Elements:
     if kind == "cpu":
         return HostElements(flat.numpy())
     if kind != "cuda":
-        raise ValueError(f"parameter {name!r} is on {flat.device}; only the CPU and CUDA devices train in place")
+        raise ValueError(f"parameter {name!r} is on {flat.device}; only the CPU and CUDA devices are supported")
     return TorchElements(torch, flat)
 
 

@@ -3,7 +3,7 @@
 SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
 L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) generates z
 from a seed and needs only the memory of inference; Zelikman et al. 2023 (arXiv:2306.10015) send g in one byte. In each
-step, peers exchange the bytes of their own directions and move the weights along all directions by their mean.
+step, peers exchange the bytes of their own directions and move the weights by the mean over all directions.
 
 *Directions* are numbered from 0 in the order of *stable ranks*: ranks at the last admission, which peers keep when
 others are lost. *The byte* is an 8-bit float (sign, four exponent bits, three mantissa bits) times a unit. *Newcomers*
@@ -72,7 +72,7 @@ class StableRanks:
         self.own = 0
 
     def assign(self, step: int) -> None:
-        """Use the ranks of a committed barrier. `step` must be the same on all peers."""
+        """Take the ranks from a committed barrier. `step` must be the same on all peers."""
         barrier = self._communicator.launch.barrier
         op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
         peers = op.wait().peers
@@ -104,7 +104,7 @@ class SPSAOptions:
 
     learning_rate: float
     """The step size, far smaller than with gradients because the squared norm of the estimate is about the number of
-    parameters times the gradient's."""
+    parameters times that of the gradient."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
@@ -112,7 +112,7 @@ class SPSAOptions:
     directions: int = 1
     """The number of directions that each peer evaluates in a step, at one byte each."""
     unit: float = 2.0**-12
-    """The unit of the byte: projected gradients have full precision from 8 units and are clipped at 245760."""
+    """The unit of the byte. Projected gradients keep full precision from 8 units up and are clipped at 245760 units."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
 
@@ -172,10 +172,10 @@ class SPSA(Checkpointed):
                 Parameters are rounded slightly (see `pccl.training.spsa.grid`).
             admit_every: Admit newcomers and exchange buffers after this many steps.
             replay_max: Newcomers at most this many steps behind catch up from the log.
-            log: A file of this peer's own for the log of steps.
+            log: The path of this peer's own step log.
             shared: Objects whose `state_dict()` is replicated.
             buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
-            check_every: Compare digests after this many steps; None: as often as possible below 0.1 % of the time.
+            check_every: Compare digests after this many steps; None: as often as possible in 0.1 % of the time.
             tag: The first of three tags.
 
         Raises TypeError or ValueError if the model cannot be trained or an argument is invalid, and the log file's
@@ -254,7 +254,7 @@ class SPSA(Checkpointed):
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """Start again after newcomers or this peer were admitted."""
+        """Restart after newcomers or this peer were admitted."""
         if admission.world_size < 2:
             self._grid.require_home()  # with other peers, the comparison of the state has checked it
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
@@ -284,7 +284,7 @@ class SPSA(Checkpointed):
         """Return the encoded steps since the revision of the oldest newcomer, or b"" if it is too old."""
         is_under_way = self._membership.is_under_way
         own_first = self._recent[0].revision if self._recent else self.revision
-        own = self.revision if self._grid.is_home else NEVER  # a log only continues from home
+        own = self.revision if self._grid.is_home else NEVER  # a log continues only from home
         facts = np.array([NEVER, self.revision, own_first] if is_under_way else [own, NEVER, NEVER])
         self._reduce(facts, ReduceOp.MIN)
         behind, reached, first = facts.tolist()
@@ -325,7 +325,7 @@ class SPSA(Checkpointed):
         """
         self._membership.require_step("SPSA.step")
         if self.revision >= STEPS_MAX:
-            raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
+            raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run is limited to {STEPS_MAX} steps")
         try:
             with self._replicated.buffers.own():
                 codes, loss_mean = self._evaluate(loss)
@@ -377,7 +377,7 @@ class SPSA(Checkpointed):
 
     @default_environment()
     def _move(self, step: LoggedStep) -> None:
-        """Apply a step that starts at this revision. Weights may be displaced before, and are home afterwards."""
+        """Apply a step that starts at this revision. Weights may be displaced before it, and are home after it."""
         options = self._options
         count = sum(map(len, step.codes))
         coefficients: dict[int, float] = {}
@@ -410,7 +410,7 @@ class SPSA(Checkpointed):
             elif entry.run != self._run:
                 raise LogError(f"the log is from another run, {entry.run!r}; this one is {self._run!r}")
             elif entry.digest != self._weights_digest():
-                raise LogError(f"the log has other weights at revision {self.revision}, after {made} of its steps")
+                raise LogError(f"the log has different weights at revision {self.revision}, after {made} of its steps")
         return made
 
     def _mark(self) -> None:

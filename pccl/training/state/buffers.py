@@ -4,12 +4,12 @@ Forward passes change buffers according to each peer's own data. The common valu
 module, in two flat vectors: floating-point buffers and all others (int64). An exchange updates them by one of three
 rules:
 
-    average    floating-point buffers by the mean of their changes, all others by the maximum
-    first      all buffers from the peer of rank 0
+    average    floating-point buffers change by the mean of their changes; all others become the maximum
+    first      all buffers become those of the peer with rank 0
     local      no exchange; buffers are not part of digests or the shared state
 
 Unchanged buffers keep their bits. Changes made by forward passes while an exchange is in flight are added to its
-result. Forward passes may replace buffers, so they are looked up in their modules each time.
+result. Forward passes may replace buffers, so buffers are looked up in their modules each time.
 """
 
 from __future__ import annotations

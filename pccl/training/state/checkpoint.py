@@ -5,7 +5,7 @@ A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer'
 `pccl.training.state.codec`, and metadata: class, model, revision, and a name of the save that is the same on all ranks
 of a site. For a background save, `save` copies the tensors and a non-daemon thread writes the file.
 
-The ranks of a site gather the revisions and saves that each holds, and load the newest one that all hold. If there is
+The ranks of a site gather the revisions and saves that each holds, and load the newest save that all hold. If there is
 none, or a piece is damaged, all ranks fail before any state changes.
 """
 
@@ -51,7 +51,7 @@ REST = "rest"
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 SUFFIX = ".safetensors"
 
-NEWER = "%s holds checkpoints newer than revision %d, and load would take revision %d: use one folder per run"
+NEWER = "%s holds checkpoints newer than revision %d, and load would choose revision %d: use one folder per run"
 
 logger = logging.getLogger(__name__)
 
@@ -344,7 +344,7 @@ class Checkpointed(ABC):
             background: Copy the state, and write it while training continues. The next save waits for this one and
                 raises its error, as does `wait_for_save`.
 
-        Raises OSError, or ValueError, naming the place, if a part of the state cannot be saved.
+        Raises OSError, or ValueError with the path of a part of the state that cannot be saved.
         """
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
@@ -486,4 +486,4 @@ def _first_difference(theirs: str, ours: str) -> str:
     for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=False):
         if a != b:
             return f"it has {a!r}, but this one has {b!r}"
-    return f"it has {theirs.count(chr(10)) + 1} parameters, this one {ours.count(chr(10)) + 1}"
+    return f"it has {theirs.count(chr(10)) + 1} parameters, but this one has {ours.count(chr(10)) + 1}"

@@ -23,7 +23,7 @@ Tree: TypeAlias = Any
 
 LIST, TUPLE, SET, DICT, COUNTER, INTEGER, COMPLEX, ARRAY, SCALAR, TENSOR = range(10)
 CHUNK_BYTES = 1 << 30
-"""The maximum size of one chunk; a msgpack string holds less than 4 GiB."""
+"""The maximum size of one chunk; a msgpack string must be smaller than 4 GiB."""
 DEPTH_MAX = 200
 PRIMITIVES = (type(None), bool, float, str, bytes)
 VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- ]+")

@@ -2,8 +2,8 @@
 
 A *snapshot* holds the BLAKE3 digest of each tensor and the canonical bytes of each object that determine the next step.
 At the beginning of the next step, each peer launches one all-reduce, the maximum of nine words: the four words of the
-snapshot's digest, their complements, and this peer's proposal for the number of steps until the next comparison. It
-lands with that step's averages.
+snapshot's digest, their complements, and this peer's proposal for the number of steps until the next comparison. The
+op lands with that step's averages.
 
 1. Digests are equal if and only if the maximum of all digests is the complement of the maximum of their complements.
 2. All peers compare after the same steps, because the next comparison follows from the last one and the maximum of the
@@ -29,7 +29,7 @@ from pccl.training.group.relaunch import Relaunched, average, gather_among_all, 
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
-"""The share of training time for comparisons: half of the documented limit, since both times vary."""
+"""The share of training time for comparisons: half of the documented limit, because measured times vary."""
 SMOOTHING = 0.25
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
@@ -48,7 +48,7 @@ class DivergenceError(RuntimeError):
         self.revision = revision
         """The number of steps after which the states differ."""
         self.peers = peers
-        """The numbers of the peers that differ from the most common state (in a tie, that of the first peer)."""
+        """The numbers of the peers whose state is not the most common one (in a tie, the first peer's)."""
         self.names = names
         """The tensors and objects that differ."""
 
@@ -109,7 +109,7 @@ class Check:
         self._is_compared = False
         self._words = np.empty(9, np.uint64)
         self._hash_s = self._launch_s = 0.0
-        """Seconds spent on the newest snapshot; `_launch_s`: on launching its comparison."""
+        """Seconds spent on the newest snapshot, and (`_launch_s`) on launching its comparison."""
         self._exchange_s = 0.0
         """The smoothed seconds spent on a comparison in addition to its snapshot."""
         self._since: tuple[float, int] | None = None
@@ -171,7 +171,7 @@ class Check:
             self._account(snapshot, is_new)
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
-        """Compare now, at an admission or the end. A new peer (`is_new`) that differs leaves. Otherwise as `land`."""
+        """Compare now, at an admission or the end. A new peer (`is_new`) that differs leaves. Raises like `land`."""
         self.note(make)
         self.launch()
         former_s = self._exchange_s
@@ -189,7 +189,7 @@ class Check:
         return self._snapshot is not None
 
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
-        """Compare an uncompared state with peers that also end or begin the next step with a snapshot.
+        """Compare a new state with peers that also end here, or that begin the next step with a snapshot.
 
         Raises DivergenceError on all of them, and PCCLError TIMEOUT if a peer does not do so within `limit_s`.
         """

@@ -1,7 +1,7 @@
 """A peer's model as one flat vector, and a rank's shards of distributed tensors.
 
-A replica copies values between the program's tensors and such a vector, which is float64 if any parameter is, otherwise
-float32. It can be split into parts, runs of its elements cut along the tensors' first dimension.
+A replica copies values between the program's tensors and such a vector. The vector is float64 if any parameter is,
+otherwise float32. A replica can be split into parts: runs of elements, cut along the tensors' first dimension.
 
 The threads of torch's pool inherit the floating-point environment of the thread that created them.
 `default_torch_arithmetic` probes them with a product whose digits depend on the environment. If the environment of a
@@ -178,7 +178,7 @@ class TorchPart:
 
     def write(self, values: Vector) -> None:
         for module in self._module.modules():
-            # FSDP2 would otherwise continue with full parameters that it gathered for a forward pass without backward.
+            # FSDP2 would otherwise keep full parameters from a forward pass that no backward pass followed.
             reshard = getattr(module, "reshard", None)
             if callable(reshard):
                 reshard()

@@ -2,8 +2,8 @@
 
 Digests are compared during the run, at admissions and at its end (`pccl.training.state.digests`). Newcomers receive
 tensors through the synchronization of the shared state, then encoded objects from the lowest-numbered peer under way.
-Objects are sent once more at the beginning of the next step, because a peer may step a scheduler after the admitting
-step, which a newcomer that returns from `join` does not do.
+Objects are sent once more at the beginning of the next step: peers may step a scheduler after the admitting step, but
+newcomers return from `join` and do not.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ParamGroups:
         assert self._parameters is not None
         for number, (values, own) in enumerate(zip(state, self._names(), strict=False)):
             if values["params"] != own:
-                raise ValueError(f"the others' param_groups[{number}] has {values['params']}, this one's has {own}")
+                raise ValueError(f"the others' param_groups[{number}] has {values['params']}, but this one's has {own}")
         for values in state[len(self._groups) :]:
             self._optimizer.add_param_group({**values, "params": [self._parameters[name] for name in values["params"]]})
         return [{key: value for key, value in values.items() if key != "params"} for values in state]
@@ -92,7 +92,7 @@ class ParamGroups:
         if self._parameters is not None:
             state = self._add_groups(state)
         if len(state) != len(self._groups):
-            raise ValueError(f"the others' optimizer has {len(state)} param_groups, this one {len(self._groups)}")
+            raise ValueError(f"the others' optimizer has {len(state)} param_groups, not {len(self._groups)} as here")
         for group, values in zip(self._groups, state, strict=True):
             for key, value in values.items():
                 held: Any = group.get(key)
@@ -131,7 +131,7 @@ class ReplicatedState:
             frozen: Torch tensors that peers build identically, which are compared but never sent.
             late: Sent after all other objects, and compared as part of `tensors`.
             adopt: Called after the shared state has been synchronized.
-            version: Returns a number that changes when `tensors` are written. Given if the program can write them.
+            version: Returns a number that changes when `tensors` are written. Required if the program can write them.
 
         Raises ValueError or TypeError if an object cannot be shared.
         """
@@ -198,7 +198,7 @@ class ReplicatedState:
 
     @contextmanager
     def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
-        """Load the result of `state_dict`, and undo this if it or the block, which loads the rest, fails.
+        """Load the result of `state_dict`. Undo this if it fails, or if the block, which loads the rest, fails.
 
         Raises CheckpointError.
         """
@@ -352,7 +352,7 @@ class ReplicatedState:
         return found
 
     def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
-        """Replace the objects of peers that are not sources by those of the lowest-numbered source.
+        """Replace the objects of peers that are not sources with those of the lowest-numbered source.
 
         Raises PCCLError if this peer lacks the objects and all sources are lost.
         """

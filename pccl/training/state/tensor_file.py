@@ -5,8 +5,8 @@ does not need torch. A file is written under a temporary name, flushed (fsync) a
 BLAKE3 digest of all other bytes. Writers lock their temporary files; the next save into the folder deletes unlocked
 ones.
 
-`encode` splits a state into named tensors, which can be copied into existing memory and read by any tool, and the
-rest. A tensor's name is its path, such as `inner/state/0/exp_avg`. For a distributed tensor, this rank's shard is
+`encode` separates a state's tensors from the rest, so that they can be copied into existing memory and read by any
+tool. A tensor's name is its path, such as `inner/state/0/exp_avg`. For a distributed tensor, this rank's shard is
 stored.
 """
 

@@ -179,7 +179,7 @@ class HeldTensors:
         return sum(tensor._version for tensor in self._counted)
 
     def replaced(self) -> int | None:
-        """Return the place in `tensors` of one that is no longer in use, or None."""
+        """Return the index in `tensors` of a tensor that is no longer in use, or None."""
         for place, (parameter, pointer) in enumerate(self._parameters):
             if parameter.data_ptr() != pointer:
                 return place

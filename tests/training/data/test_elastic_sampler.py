@@ -207,9 +207,9 @@ def test_track_counts_loader_batches_of_single_indices() -> None:
 
 def test_state_of_another_stream_is_refused() -> None:
     state = alone(10, seed=1).state_dict()
-    with pytest.raises(ValueError, match="the run's ElasticSampler has seed 1, this one 0: use the same"):
+    with pytest.raises(ValueError, match="the run's ElasticSampler has seed 1, not 0 as here: use the same"):
         alone(10).load_state_dict(state)
-    with pytest.raises(ValueError, match="dataset_size 10, this one 11"):
+    with pytest.raises(ValueError, match="dataset_size 10, not 11 as here"):
         alone(11, seed=1).load_state_dict(state)
     with pytest.raises(ValueError, match="not the state of an ElasticSampler: KeyError"):
         alone(10).load_state_dict({})

@@ -113,7 +113,7 @@ def test_newcomer_with_other_dataset_leaves(master: MasterNode, tmp_path: Path) 
     peers = cluster_of(master, 2, DiLoCo, tmp_path, False)
     threads = [Background(partial(peer.run, epochs(3))) for peer in peers]
     stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path / "..", size=SIZE + 1)
-    with pytest.raises(ValueError, match="the run's ElasticSampler has dataset_size 83, this one 84: use the same"):
+    with pytest.raises(ValueError, match="the run's ElasticSampler has dataset_size 83, not 84 as here: use the same"):
         stranger.enter()
     for thread in threads:
         thread.result()

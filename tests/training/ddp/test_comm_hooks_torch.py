@@ -124,7 +124,7 @@ def test_different_hooks_refuse_the_step(master: MasterNode) -> None:
     before = parameters(new_module())
     found = outcomes([partial(peer.run, 1) for peer in peers])
     assert results(found) == [Result.INVALID_USAGE] * 2
-    assert all("has a different communication hook than this peer" in str(error) for error in found)
+    assert all("registered a different communication hook than this peer" in str(error) for error in found)
     assert all(torch.equal(parameters(peer.module), before) for peer in peers)
     close(peers)
 

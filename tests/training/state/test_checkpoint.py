@@ -39,7 +39,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_newest_checkpoint_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for revision in (3, 20, 11):
         at(revision).save(tmp_path)
-    assert "newer than revision 11, and load would take revision 20" in caplog.text
+    assert "newer than revision 11, and load would choose revision 20" in caplog.text
     caplog.set_level(logging.INFO, logger="pccl.training")
     again = new()
     again.load(tmp_path)
