@@ -2,7 +2,7 @@
 
 A run's only master may evict most of a view and continue. If it dies, the evicted peers may be a majority of the last
 view that they know. The record identifies the peers that continued, like the epoch with which a storage system fences
-off a replaced leader:
+off a deposed leader:
 
     1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So a commit
        without a peer implies a record without that peer.
@@ -33,7 +33,7 @@ class QuorumView:
     """A view whose majority could follow another master."""
 
     size: int
-    """Number of its peers, without those that have deliberately left since."""
+    """Number of its peers, excluding those that have deliberately left since."""
     here: frozenset[int]
 
     @property
