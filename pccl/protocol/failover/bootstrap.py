@@ -11,7 +11,7 @@ Two runs cannot be merged later, so a master without a run does not start one wh
        if its last master stopped so long ago that they no longer search (`hold_s`).
     4  A standby starts no run. A newcomer that knows several masters, or waits for other first peers, starts a run only
        after all masters have replied that they lead none (`Hello.may_found`). If it had to wait, it asks them again.
-    5  A record only covers the runs of its own masters. If newcomers know other masters, a master without a recorded
+    5  A record covers only the runs of its own masters. If newcomers know other masters, a master without a recorded
        run waits as in rule 1.
     6  A newcomer that has waited for HOLD_S is dismissed and may connect again.
 """

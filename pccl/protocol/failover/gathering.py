@@ -108,8 +108,8 @@ class Gathering:
         return self.record is None or now < self.doubts_until()
 
     def leads_at(self, majority_at: float) -> float:
-        """Return the time when the run continues without the missing peers. It is inf if there is no record and
-        the last master may have evicted the connected peers."""
+        """Return the time when the run continues without the missing peers: inf if there is no record and the last
+        master may have evicted the connected peers."""
         if not (self.has_rivals or self.record is not None):
             return inf
         last_arrival_at = max(majority_at, self.last_arrival_at)

@@ -41,7 +41,7 @@ Ops:
 
 Group calls:
 
-   12  Peers repeat the call they wait in. If another accepted peer has received its result, they get it too.
+   12  Peers repeat the call that they wait in. They get its result if another accepted peer has received it.
    13  If only lost peers received a call's result, the call is repeated.
 
 A new leader never reuses another leader's number for a view, a peer or a request. Terms are unique among masters that
@@ -122,11 +122,11 @@ class Recovered:
     known_view: int
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
-    """The peers of each quorum view by view number: the last view in force, and those that may be in force too."""
+    """The peers of each quorum view by view number: the last view in force, and others that may be in force."""
     members: dict[int, m.RecoveryReport]
     newcomers: set[int]
     left_out: set[int]
-    """Survivors that do not continue, because they were lost before."""
+    """Survivors that do not continue because they were lost earlier."""
     missing: list[int]
     groups: list[RecoveredGroup]
     is_unchanged: bool

@@ -3,7 +3,7 @@
 A peer is first unidentified (connected), then pending (after Hello), accepted (after Install), and finally gone.
 
     1  A Hello is refused if it is malformed, has a different protocol version, or exceeds a limit.
-    2  A pending peer is *admissible* once it has sent a heartbeat, is not absent, and its site is complete.
+    2  A pending peer is *admissible* if it has sent a heartbeat, it is not absent, and its site is complete.
     3  The peers of one *site* are admitted in one view. If one is lost, the others are evicted in the same step.
        A peer that leaves deliberately does not affect the others.
     4  A peer evicted for failed links waits, then tests connections to the others while these continue (`Trial`), and
@@ -171,7 +171,7 @@ class Admission:
     def _heartbeat_hello(self, connection: int, host: str, message: m.HeartbeatHello) -> None:
         member = self._state.members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
-            # Usually the peer was evicted, and receives the reason on the other connection.
+            # Usually the peer was evicted and receives the reason on its other connection.
             self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
         else:
             self._liveness.take_heartbeats(connection, member)
@@ -277,7 +277,7 @@ class Admission:
         for connection, (host, since) in list(self.unidentified.items()):
             if state.now >= since + limit_s:
                 del self.unidentified[connection]
-                state.log("info", f"{host}: closed, it sent no Hello within {limit_s:g} s", is_unauthenticated=True)
+                state.log("info", f"{host}: closed: no Hello within {limit_s:g} s", is_unauthenticated=True)
                 state.close(connection)
 
     def begin_trials(self) -> None:

@@ -212,7 +212,7 @@ class GroupCalls:
         waits = self._waits_of(peers)
         others = {wait.kind for wait in waits.values()} - {Kind.ARE_PEERS_PENDING}
         answer = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
-        self._end(waits, f"these calls can never meet: {self._listing(waits)}", answer)
+        self._end(waits, f"these calls can never complete: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
         """End the group calls of peers that have not launched the op in which `stuck` peers wait. Return False if there

@@ -131,8 +131,8 @@ class LinkFailures:
     # The stages of a view.
 
     def give_up_worn(self) -> bool:
-        """Once all flushes are answered, drop links that broke too often, or evict peers if the links are needed (rule
-        1). Return whether peers were evicted."""
+        """Once all flushes are answered, drop links that broke too often, or evict peers if a ring needs the links
+        (rule 1). Return whether peers were evicted."""
         needed: dict[Pair, str] = {}
         for pair, reason in self._worn.items():
             group = self._state.group_of(self._state.members[pair[0]])

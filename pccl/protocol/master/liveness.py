@@ -9,8 +9,8 @@
        other observers, and a peer that is still making its link never counts.
     4  An absent peer without observers is kept as in 2.
     5  A pending peer that is being admitted is lost as soon as both its connections have ended.
-    6  Before the first eviction, the master checks whether it is cut off itself (`has_lost_sight`). If most peers of
-       the view and most of all that ever sent a heartbeat are late by half the timeout, it evicts none and is deposed.
+    6  Before it evicts a peer, the master checks whether it is cut off itself (`has_lost_sight`). If most peers of the
+       view and most of all that ever sent a heartbeat are late by half the timeout, it evicts none and is deposed.
 
 If all connections of a living peer are reset at once, observers are wrong, and it is evicted unnecessarily.
 

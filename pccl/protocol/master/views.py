@@ -81,7 +81,7 @@ class Leadership:
         if listed:
             return self.record([RecordedView.of(self._state.view, listed)])
         if self._in_force is not None:
-            # A peer that only lost its connection may return, and then learns that the run has ended.
+            # A peer that lost only its connection may return, and then learns that the run has ended.
             self._in_force = RecordedView(self._in_force.view, self._in_force.peers - self._parted)
         self._possible.clear()
         return self.record(is_over=True)

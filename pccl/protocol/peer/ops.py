@@ -256,7 +256,7 @@ class Ops:
         self._finish(op, Result.SUCCESS, "")
 
     def _release(self, op: Op) -> None:
-        """End an op whose verdict is known and which the engine has released."""
+        """End an op that the engine has released and whose verdict is known."""
         assert op.verdict is not None
         if op.awaits_view:
             op.move(OpState.HELD)
@@ -491,7 +491,7 @@ class Ops:
 
 
 LinkTo = Callable[[int], int]
-"""Returns the number of the link to a peer, or 0 if it was just lost; the op then waits for the flush."""
+"""Returns the number of the link to a peer, or 0 if the link was just lost; then the op waits for the flush."""
 
 
 def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
@@ -553,7 +553,7 @@ def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
 def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
     """Return the submission of a point-to-point op, derived from `start`, that of an op of the whole group.
 
-    Its tag is the two peers' tag for the caller's tag 0. Return None if the other peer has left.
+    Its tag is that of the two peers for the caller's tag 0. Return None if the other peer has left.
     """
     other, is_sender = pair
     if other not in start.ring:

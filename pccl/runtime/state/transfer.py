@@ -114,7 +114,7 @@ class DonorStream:
         return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
-        """Return the expected time for `size` bytes. A silent stream is expected to stay silent as long as it has been."""
+        """Return the expected time for `size` bytes. A silent stream is expected to stay silent that long again."""
         return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:
