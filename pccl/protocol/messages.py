@@ -370,7 +370,7 @@ class OpFailed(Message, frozen=True):
     code: int
     reason: Reason
     may_be_done: bool = False
-    """Whether the sender has done the op or still may, so that others may have committed it: see `completion`."""
+    """Whether the op is or may still become done here, so other peers may have committed it: see `completion`."""
 
 
 class AbortVote(Message, frozen=True):
@@ -509,7 +509,7 @@ class Resumed(Message, frozen=True):
     term: int
     peer_timeout_s: float
     in_force: list[int] = []
-    """The views that are or may be in force. Any other view that the peer acknowledged never was and never will be."""
+    """The views that are or may be in force. Other views that the peer acknowledged never were or will be."""
 
 
 class Elsewhere(Message, frozen=True):
@@ -679,8 +679,8 @@ class Status(Message, frozen=True):
 
 
 class TraceRequest(Message, frozen=True):
-    """The only message of a trace client. The answer is either `Accepted`, each peer's `TracePart`s and `TracedPeer`,
-    and `Traced`, or Goodbye. Then the connection closes."""
+    """The only message of a trace client. The answer is Goodbye, or `Accepted`, each peer's `TracePart`s and
+    `TracedPeer`, and finally `Traced`. Then the connection closes."""
 
     protocol: int
     seconds: float = 0.0

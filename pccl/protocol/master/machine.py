@@ -54,8 +54,8 @@ class Master:
         sites_broken_by: str = "",
     ) -> None:
         """Lead a new run if only `state` is given. The other arguments are for a takeover (`recovery.take_over`):
-        `missed_ends` are the results of ended group calls that peers still wait in, `sites_broken_by` is the reason
-        why peers of sites may be missing."""
+        `missed_ends` are the results of ended group calls that peers still wait in, and `sites_broken_by` says why
+        peers of sites may be missing."""
         self.state = state
         """The run's state. Other modules may read it but not change it."""
         self.leadership = leadership or Leadership(state)

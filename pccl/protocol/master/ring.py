@@ -43,8 +43,7 @@ def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float)
         return beside[-1] + 1 if beside else len(ring)
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
-        """Return the cost of a position. Slow links count only if they are slower than the ring's slowest link so
-        far."""
+        """Return the cost of a position. A slow link counts only if it is slower than the ring's slowest link."""
         new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
         unreachable = sum(metrics.is_unreachable(pair) for pair in new)
         known = [metric for pair in new if (metric := metrics.get(pair)) is not None]
@@ -88,7 +87,7 @@ def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> 
 
 
 def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
-    """Divide links into rounds that measure them concurrently: each goes to the first round where it disturbs no other.
+    """Divide links into rounds that measure them concurrently: each goes to the first round without a conflict.
 
     Links that do not fit into ROUNDS_MAX rounds are left out.
     """

@@ -357,7 +357,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Close:
-    """Close the connection after sending everything queued before."""
+    """Close the connection after sending everything queued earlier."""
 
     connection: int
 

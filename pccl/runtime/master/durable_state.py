@@ -3,7 +3,7 @@
 `master.json` is the run's record (`protocol.failover.durable_state`); `lock` names the master that uses the directory.
 Only the files' owner can read them, because the record contains the run's secret. The record is replaced as a whole.
 The lock file is touched regularly, so the next master knows how long the directory was unused. If the default directory
-becomes unwritable, its record is removed and the run continues. Any other directory pauses the run until then.
+becomes unwritable, its record is removed and the run continues. With any other, the run pauses until it is writable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StateDirectory:
     """Owns the directory from construction to `close`. `write` may be called in any thread, but not concurrently."""
 
     def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
-        """Open the directory and read the record. `owner` names this master to others. `is_optional` is set for the
+        """Open the directory and read the record. `owner` names this master to others. `is_optional` is true for the
         default directory. Raises StateError."""
         self.directory = directory
         self.is_optional = is_optional

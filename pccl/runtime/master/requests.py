@@ -78,7 +78,7 @@ class StatusBoard:
 
 
 PEERS_AT_ONCE = 32
-"""Number of peers queried at a time. To query a thousand peers that are 100 ms away takes a minute."""
+"""Number of peers queried at a time. Querying a thousand peers that are 100 ms away takes a minute."""
 TRACES_MAX = 2
 """Maximum number of concurrent traces."""
 CLOCK_PROBES = 12

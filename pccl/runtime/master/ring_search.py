@@ -254,8 +254,8 @@ def _mended(grades: Grades, order: list[int]) -> list[int]:
 
 
 def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
-    """Return an order without the link from the last place to the first, in which all new links have grades higher
-    than `above`. Return None if none was found."""
+    """Return an order without the link from the last node to the first, with all new links of a higher grade than
+    `above`. Return None if none was found."""
     # A B C becomes A C B, which adds the links from A to C, from C to B and from B to A.
     ends_of_a = _highest(grades[order[-1], order[1:-1]], above)
     ends_of_b = _highest(grades[order[:-1], order[0]], above)
@@ -310,7 +310,7 @@ def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list
     gains = weights[before, peers] + weights[last, after] - weights[before, after]
     costs = weights[peers[:, None], peers[None, :]].T + weights[np.ix_(last, following)]
     costs -= weights[peers, following][None, :]
-    # Do not insert a run between its own peers or where it already is.
+    # Do not insert a run between its own nodes or where it already is.
     for shift in range(-1, run):
         costs[np.arange(count), (np.arange(count) + shift) % count] = np.inf
     best = costs.argmin(axis=1)

@@ -1,7 +1,7 @@
 """Runs a master over TCP. Two tasks per control connection read it and send its backlog; one task watches the clock.
 
 A connection's first message makes it a session's control connection, a heartbeat connection, or a request
-(`requests`). If a control connection breaks, another one may continue its session (`control_session`); the machine
+(`requests`). If a control connection breaks, another one may continue its session (`codec.ControlSession`); the machine
 knows both by the same number. Heartbeat connections belong to the heartbeat thread, which reports silent ones.
 """
 

@@ -282,7 +282,7 @@ async def check(
     advertised_port: int | None,
 ) -> PathReport:
     """Measure the path to the master at this address. If there is a `listener`, the master dials this host at the
-    `advertised` addresses or the one it sees, and `advertised_port` or the listener's port. Raises NoAnswer."""
+    `advertised` addresses or the one it sees, at `advertised_port` or the listener's port. Raises NoAnswer."""
     path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:

@@ -139,7 +139,7 @@ class EncryptedStream:
         self._is_cut = False
 
     async def send(self, data: bytes | memoryview) -> int:
-        """Send at least one byte unless `data` is empty. Return their number. Raises OSError or ConnectionLost."""
+        """Send at least one byte unless `data` is empty. Return the number. Raises OSError or ConnectionLost."""
         if self._is_cut:
             raise ConnectionLost("a message was cut off")
         encrypted: int = lib.pccl_records_encrypt(self._records, ffi.from_buffer(data), len(data))

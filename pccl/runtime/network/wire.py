@@ -1,7 +1,7 @@
 """Messages over sockets.
 
 A `ControlConnection` is long-lived. Sends never wait (data that the socket does not accept goes to a backlog), and
-receives return batches. It may carry a session (`protocol.control_session`) that continues over the next connection.
+receives return batches. It may carry a session (`protocol.codec.ControlSession`) that the next connection continues.
 `send_message` and `receive_message` transfer exactly one message.
 """
 
@@ -35,7 +35,7 @@ STUCK_TIMEOUTS = 2.0
 """Time without an acknowledgement, in peer timeouts, after which a connection breaks. It is longer if the timeout is
 shorter than the keepalive probes take."""
 KEEPALIVE_PROBES = 3
-"""Number of unanswered keepalive probes after which a connection breaks, without TCP_USER_TIMEOUT."""
+"""Number of unanswered keepalive probes after which a connection breaks if TCP_USER_TIMEOUT is unavailable."""
 KEEPALIVE_S_MAX = 32767
 BACKLOG_BYTES_MAX = 64 * 2**20
 
@@ -288,7 +288,7 @@ class ControlConnection(Generic[M]):
                     raise ConnectionLost("the connection was closed by the other side in the TLS handshake")
         self._tls = end
 
-    # For the handshake. Until `trust`, the size limit for openings applies to all messages.
+    # Used in the handshake. Until `trust`, the size limit for openings applies to all messages.
 
     async def send_frame(self, frame: bytes) -> None:
         self._send(frame)

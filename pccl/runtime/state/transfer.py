@@ -591,7 +591,7 @@ class _Fetch:
                     connection.end(f"was silent for {limit_s:g} s")
             self._add_streams(now)
 
-    # Learning the goal.
+    # Learning the elected digests.
 
     async def _learn(self, donor: _Donor, connection: _Connection) -> None:
         donor.connections.append(connection)
