@@ -11,9 +11,8 @@ connection's purpose (`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`
 
     share       nonce | public key
     nonce       32 fresh random bytes
-    public key  the 32-byte public key of an X25519 key pair (RFC 7748), which a process uses for all handshakes that
-                begin within 10 s of its creation; empty from a dialer without X25519, and from an acceptor that lacks
-                X25519 or received no public key
+    public key  the 32-byte public key of an X25519 key pair (RFC 7748), made for this handshake; empty from a dialer
+                without X25519, and from an acceptor that lacks X25519 or received no public key
     psk         HMAC-SHA256(token in UTF-8, "pccl 2 run key" | field(run in UTF-8)), so keys differ from run to run
     dh          X25519(own private key, the other side's public key); 32 zero bytes without public keys
     secret      HKDF-Extract(salt: psk, keying material: dh)
@@ -36,9 +35,8 @@ Properties:
 3. A replayed handshake fails because the nonce is fresh. A handshake from another connection fails because the
    opening differs, and a reflected proof fails because its label differs.
 4. Payload keys have forward secrecy: they depend on a private key that exists only in memory and is wiped after the
-   last handshake of its 10 s. A public key that makes `dh` zero is refused.
-5. Handshakes of the same key pairs share `dh`, but not proofs or payload keys, because the nonces differ.
-6. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
+   handshake. A public key that makes `dh` zero is refused.
+5. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
    its proof first, so a token should be random.
 
 Limits. A proof authenticates only the start of a connection; TLS to the master, payload keys between peers, or a VPN
