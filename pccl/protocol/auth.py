@@ -11,9 +11,8 @@ connection's purpose (`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`
 
     share       nonce | public key
     nonce       32 fresh random bytes
-    public key  the 32-byte public key of an X25519 key pair (RFC 7748), which a process uses for all handshakes that
-                begin within 10 s of its creation. Empty from a dialer without X25519, and from an acceptor that has no
-                X25519 or received no public key
+    public key  the 32-byte public key of an X25519 key pair (RFC 7748), made for this handshake; empty from a dialer
+                without X25519, and from an acceptor that lacks X25519 or received no public key
     psk         HMAC-SHA256(token in UTF-8, "pccl 2 run key" | field(run in UTF-8)), so keys differ from run to run
     dh          X25519(own private key, the other side's public key); 32 zero bytes without public keys
     secret      HKDF-Extract(salt: psk, keying material: dh)
@@ -21,30 +20,29 @@ connection's purpose (`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`
                 msgpack bodies as sent
     expand(x)   HKDF-Expand(secret, "pccl 2 " | x | transcript, 32 bytes)
     payload     expand("payload of the dialer"), or "... of the acceptor": the key that encrypts what that side sends on
-                this connection, if payload is encrypted; there is no such key without public keys
+                this connection, if payload is encrypted. Without public keys there is no such key
     HKDF        of RFC 5869, with SHA-256
     field(x)    the length of x as 8 bytes, big-endian, then x
 
-TLS 1.3 combines a pre-shared key with a key exchange in the same way (RFC 8446, psk_dhe_ke); the proofs take the place
-of its Finished messages.
+TLS 1.3 combines a pre-shared key with a key exchange in the same way (RFC 8446, psk_dhe_ke); the proofs replace its
+Finished messages.
 
 Properties:
 
 1. A proof requires the token (through `psk`) and, if public keys were exchanged, a private key.
-2. The transcript contains every byte before the proofs: protocol, purpose, run, sender, receiver, encryption, nonces
+2. The transcript covers every byte before the proofs: protocol, purpose, run, sender, receiver, encryption, nonces
    and public keys. So no part can be changed or removed in transit, and encryption cannot be downgraded.
-3. A replayed handshake fails because the nonce is fresh, a handshake from another connection because the opening
-   differs, and a reflected proof because its label differs.
-4. Payload keys have forward secrecy: they require `dh` or a private key, which exists only in memory and is wiped after
-   the last handshake of its 10 s. A public key that makes `dh` zero is refused.
-5. Handshakes of the same key pairs share `dh`, but not proofs and payload keys, because the nonces differ.
-6. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
+3. A replayed handshake fails because the nonce is fresh. A handshake from another connection fails because the
+   opening differs, and a reflected proof fails because its label differs.
+4. Payload keys have forward secrecy: they depend on a private key that exists only in memory and is wiped after the
+   handshake. A public key that makes `dh` zero is refused.
+5. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
    its proof first, so a token should be random.
 
 Limits. A proof authenticates only the start of a connection; TLS to the master, payload keys between peers, or a VPN
-protect the rest. Any holder of the token can impersonate either end. Python's copies of payload keys are released, not
-wiped. A refusal needs no proof, so that a peer with a different token still receives it; a peer that looks for its
-master accepts only a refusal that contains the run's secret (`Welcome.secret`).
+protect the rest. Any holder of the token can impersonate either end. Python's copies of payload keys are freed, but
+not wiped. A refusal needs no proof, so that a peer with a different token still receives it. A peer that is searching
+for its master accepts only a refusal that contains the run's secret (`Welcome.secret`).
 """
 
 from __future__ import annotations
@@ -157,8 +155,8 @@ class Dialer:
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`; if that is None, it names its
-        run. `token` is empty if this side has none, and `exchange` is None if it has no X25519."""
+        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`, or may name any run if that
+        is None. `token` is empty if this side has none, and `exchange` is None if it has no X25519."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
@@ -178,7 +176,7 @@ class Dialer:
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
         """Return the frame that answers a Challenge. Raises AuthError if this side must not answer."""
         if not self._token:
-            raise AuthError(f"it asks for a token, but this side has none; {REMEDY}")
+            raise AuthError(f"it requires a token, but this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
         if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
             raise AuthError(
@@ -212,7 +210,7 @@ class Dialer:
 
 class Acceptor:
     def __init__(self, token: str, nonce: bytes, run: str, name: str, exchange: KeyExchange | None = None) -> None:
-        """`name` denotes this side in errors. `nonce` and `exchange` are as for `Dialer`."""
+        """`name` names this side in errors. `nonce` and `exchange` are as for `Dialer`."""
         assert len(nonce) == NONCE_BYTES
         self._name = name
         self._token = token

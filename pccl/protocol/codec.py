@@ -38,8 +38,8 @@ def encode(message: Message) -> bytes:
 
 
 class FrameCache:
-    """Encodes a message once even if it has many receivers. It keeps every message, so each batch of messages needs its
-    own cache."""
+    """Encodes a message once even if it has many receivers. The cache keeps every message, so each batch of messages
+    needs its own."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Message, bytes]] = {}
@@ -127,7 +127,7 @@ class Decoder(Generic[M]):
 KEY_BYTES = 16
 ACK_EVERY = 16
 KEPT_BYTES_MAX = 64 * 2**20
-"""Bytes that one end keeps for the other. If more accumulate, the other end has stopped reading or is away too long."""
+"""Limit of the bytes that one end keeps for the other, which may have stopped reading or be away for too long."""
 
 
 class ControlSession:
@@ -137,7 +137,7 @@ class ControlSession:
     sends `Reattach` with the key. Each side sends its count of received messages, and the other resends the rest.
 
         1  Both ends count the messages in each direction after the opening, except handshakes and `Ack`.
-        2  A sender keeps every frame until it is acknowledged. A message counts as received once the machine has it.
+        2  A sender keeps every frame until it is acknowledged. A message is acknowledged after the machine handles it.
         3  The master stops reading the old connection before it reports its count, so no message is received twice.
     """
 

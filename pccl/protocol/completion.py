@@ -1,25 +1,25 @@
 """Completion: how the participants of an op commit it without the master.
 
-An op must end alike on all peers, whichever peers and masters die. If all participants have links with each other,
-they commit by mutual completion: a peer whose engine is done sends DONE to all participants, and commits once it is
-done and has received DONE from all of them. This costs one one-way delay and no message to the master. It applies to
+An op must end in the same way on all peers, no matter which peers and masters die. If all participants have links with
+each other, they commit by mutual completion: a peer whose engine is done sends DONE to all participants, and commits
+once it has received DONE from all of them. This takes one one-way delay and no message to the master. It applies to
 all ops in a mesh and to every point-to-point op (`is_mutual`). Other ops wait for the master (`master.verdicts`).
 
     1  An engine sends DONE only once it has the complete result, which it cannot lose.
-    2  A peer that commits by itself has DONE from all participants.
+    2  A peer that commits by itself has received DONE from all participants.
     3  Only the machine commits, in the order of its events, and never an op that it has promised not to commit (abort
        vote). The fast path commits only when the machine would do the same (`Ops.plain_start`).
 
 So all surviving peers reach the same end:
 
-    4  If a peer is lost, each survivor stops its ops for the flush and reports the done ones and those that it has
+    4  If a peer is lost, each survivor stops its ops for the flush and reports which of them are done and which it has
        committed in this epoch. The master commits the ops that any survivor has committed or all have done, and aborts
-       the rest. By 2, an op that a lost peer committed is done at all survivors. A survivor with DONE from all
-       participants commits even after its reply, unless it has promised not to, because a master must commit.
+       the rest. By 2, an op that a lost peer committed is done at all survivors. A survivor that has DONE from all
+       participants commits even after its reply, unless it has promised not to: the master must commit that op too.
     5  A commit from the master (6) may arrive before the peer's own engine is done. Survivors report it as committed.
-    6  If a participant gives up an op, its engine stops the op first.
+    6  If a participant gives up an op, its engine first stops the op.
 
-       a  If the op is not done, no peer has committed it or will (2), and the master aborts it at once.
+       a  If the op is not done, no peer has committed it or ever will (2), and the master aborts it at once.
        b  If it is done, the peer promises not to commit it by itself, and the master asks the other participants: each
           reports a commit or makes the same promise. If any has committed, the master commits; otherwise it aborts once
           all have answered. If a participant is lost before that, the flush decides.
@@ -28,8 +28,8 @@ So all surviving peers reach the same end:
     7  If the master dies, the peers' recovery reports contain their commits. A peer that has promised not to commit
        reports to the next master again that it has given up the op.
 
-The master learns about such ops from `Report` (totals), `OpsStalled` and `OpsOver` (long waits), flushes after broken
-links, and `TagsUsed`: a peer that has used too many tags starts no further op until a new epoch.
+The master learns about such ops only from `Report` (totals), `OpsStalled` and `OpsOver` (long waits), flushes after
+broken links, and `TagsUsed`, after which a peer that has used too many tags starts no op until a new epoch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 TAGS_MAX = 2**16
-"""Number of different tags that a group may use in one epoch. Every peer keeps a use count for each."""
+"""Number of different tags that a group may use in one epoch. Every peer keeps a use count per tag."""
 
 
 def is_mutual(tag: int, is_meshed: bool) -> bool:
@@ -46,13 +46,13 @@ def is_mutual(tag: int, is_meshed: bool) -> bool:
 
 
 def is_full(tags: int, is_idle: bool) -> bool:
-    """Return whether so many tags are used that a new epoch is due. The limit is lower if no op is in flight."""
+    """Return whether a new epoch is due because of the number of tags. The limit is lower if no op is in flight."""
     return tags > (TAGS_MAX // 2 if is_idle else TAGS_MAX)
 
 
-# Tags of point-to-point ops. A send and its recv are one op with two participants. Its tag names both by rank, because
-# ranks do not change within an epoch: bit 63 is 1, followed by the sender's rank (14 bits), the receiver's rank
-# (14 bits), and the caller's tag (35 bits).
+# Tags of point-to-point ops. A send and its recv are one op with two participants. Its tag contains both ranks, which
+# do not change within an epoch: bit 63 is 1, followed by the sender's rank (14 bits), the receiver's rank (14 bits),
+# and the caller's tag (35 bits).
 
 PAIR_BIT = 1 << 63
 RANK_BITS = 14

@@ -1,13 +1,13 @@
 """Link metrics: what the master knows about the links between peers, each value with its age.
 
-Each direction of a link has a rate in bytes per second and a round-trip time; half the round trip counts as its
-latency. Metrics come from probes (`optimize_topology`).
+A metric is the rate of one direction of a link in bytes per second and the link's round-trip time, half of which counts
+as the latency. Metrics come from probes (`optimize_topology`).
 
     1  A metric is kept until a newer one replaces it. `is_due` returns whether to measure again.
     2  A metric between two hosts applies to every unmeasured pair of their peers, including peers that join later from
        a known host.
-    3  Peers share a host if they advertise the same addresses. Unmeasured peers on one host are assumed to have a link
-       of LOCAL_BYTES_PER_S.
+    3  Peers share a host if they advertise the same addresses. An unmeasured link within one host is assumed to carry
+       LOCAL_BYTES_PER_S.
     4  A pair whose measurement failed counts as unreachable until one succeeds.
 
 A peer keeps its own measurements for the next master.
@@ -52,7 +52,7 @@ class LinkMetrics:
         self._hosts: dict[int, Hosts] = {}
         self._of_pairs: dict[Pair, KnownMetric] = {}
         self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
-        """The latest metric of any pair of peers on these two hosts, the oldest entry first."""
+        """The latest metric of any pair of peers on each two hosts, the oldest entry first."""
         self._known_hosts: set[Hosts] = set()
         self._failed_at: dict[Pair, float] = {}
 
@@ -60,7 +60,7 @@ class LinkMetrics:
         self._hosts[peer] = tuple(hosts)
 
     def gone(self, peer: int) -> None:
-        """Forget the metrics between this peer and others, but keep those of its host."""
+        """Forget the metrics between this peer and others, but keep its host's metrics."""
         self._hosts.pop(peer, None)
         for known in (self._of_pairs, self._failed_at):
             for pair in [pair for pair in known if peer in pair]:
@@ -139,18 +139,18 @@ class LinkMetrics:
         )
 
 
-# The size limit below which the direct algorithm beats the ring, from a group's link metrics.
+# The size below which the direct algorithm is faster than the ring, from a group's link metrics.
 
 UNKNOWN = -1
-"""The limit if links were not measured or only one algorithm is possible. Size and world size then decide."""
+"""The limit if links were not measured or only one algorithm is possible. Op size and world size then decide."""
 CROWDING = 1.1
 """Slowdown of several streams on one uplink, as measured in a WAN lab."""
 STEP_S = 5e-5
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
-"""Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/plans.c)."""
+"""Largest chunk per rank for direct ops if the limit is UNKNOWN (pccl_algorithm_default in native/src/plans.c)."""
 OTHERWISE_BITS = 2
-"""A limit is worth a new ring if it differs by this power of two; smaller differences are measurement noise."""
+"""A limit justifies a new ring only if it differs by this power of two; smaller differences are measurement noise."""
 
 
 def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:

@@ -13,7 +13,7 @@ value of `pccl.types.Result`. Names end in their unit (`_s`, `_ms`, `_us`, `_byt
 opening is the dialer's share of a handshake, empty without a token.
 """
 
-# No `from __future__ import annotations` here: msgspec would compile each annotation, 4 ms at the first message.
+# No `from __future__ import annotations` here: msgspec would spend 4 ms on compiling them at the first message.
 
 from typing import Annotated, NamedTuple
 
@@ -31,7 +31,7 @@ ENGINE_THREADS_MAX = 16
 MASTER_TIMEOUT_S = 60.0
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
-"""The codes that a message may give for a failure. OUTCOME_UNKNOWN occurs only as a caller's result."""
+"""The failure codes that a message may contain. Only callers' results may be OUTCOME_UNKNOWN."""
 
 
 class OpRef(NamedTuple):
@@ -39,7 +39,7 @@ class OpRef(NamedTuple):
 
     tag: int
     sequence: int
-    """The use count of the tag: 0 for the first op with this tag in the epoch, 1 for the second."""
+    """The use count of the tag: 0 for the first op with this tag in the epoch, 1 for the second, and so on."""
 
 
 OPS_MAX = 2**18
@@ -51,13 +51,13 @@ PART_BYTES_MAX = 32 * 2**10
 CHECK_BYTES_MAX = 64 * 2**10
 CHECK_HOSTS_MAX = 4
 REASON_CHARACTERS_MAX = 2**14
-"""Length of a reason from a peer. Reasons are logged and forwarded to all other peers."""
+"""Maximum length of a peer's reason. Reasons are logged and forwarded to all other peers."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 PADDING_BYTES_MAX = 20 * 2**10
 Padding = Annotated[int, msgspec.Meta(ge=0, le=PADDING_BYTES_MAX)]
-"""Number of meaningless bytes that follow a message on a connection between peers, to prove that the path carries
+"""Number of meaningless bytes that follow a message on a connection between peers, to test whether the path carries
 full-size packets: see `runtime.network.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
@@ -77,11 +77,11 @@ class Kind:
     EXCLUSIVE = (UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY, SYNC)
     """Kinds of call that a peer may enter only without ops in flight."""
     GLOBAL = (ARE_PEERS_PENDING, UPDATE_TOPOLOGY, OPTIMIZE_TOPOLOGY)
-    """Kinds of call that the peers of all groups make together; each group makes the others by itself."""
+    """Kinds of call that the peers of all groups make together; each group makes the other kinds by itself."""
 
 
 class PendingAnswer:
-    """The value of the GroupCallResult of an are_peers_pending that ended without a count."""
+    """`GroupCallResult.value` for an are_peers_pending that ended without a count."""
 
     ADMITTING = -1
     ELSEWHERE = -2
@@ -93,11 +93,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """The base of the components of messages, which have no name on the wire."""
+    """The base of message components, which have no name on the wire."""
 
 
 class PeerInfo(Part, frozen=True):
-    """What other peers need to know of a peer to make a link with it."""
+    """What other peers need to know about a peer to make a link with it."""
 
     peer: int
     group: int
@@ -153,7 +153,7 @@ class SyncOffer(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first message on the control connection of a peer that has no run yet. The answer is Welcome, Elsewhere or
+    """The first message on the control connection of a peer without a run. The answer is Welcome, Elsewhere or
     Goodbye."""
 
     protocol: int
@@ -174,12 +174,12 @@ class Hello(Message, frozen=True):
     session: Secret = b""
     master_timeout_s: float = MASTER_TIMEOUT_S
     place: int = -1
-    """The place in its group's ring that the sender requests if it is one of the first peers; -1: none."""
+    """The position in its group's ring that the sender requests if it is one of the first peers; -1: none."""
 
 
 class HeartbeatHello(Message, frozen=True):
-    """The only message on a peer's second connection to the master, for heartbeats. After `Accepted` each side sends a
-    byte several times a second. The peer opens this connection upon Welcome, and again whenever it closes."""
+    """The only message on a peer's second connection to the master, for heartbeats. After `Accepted`, each side sends
+    a byte several times a second. The peer opens this connection upon Welcome, and again whenever it closes."""
 
     protocol: int
     run: str
@@ -231,7 +231,7 @@ class GroupCallOutcome(Part, frozen=True):
 
 
 class InstalledView(Part, frozen=True):
-    """The view installed at the sender."""
+    """The view that the sender has installed."""
 
     view: int
     rings: list[Ring]
@@ -257,7 +257,7 @@ class PreVote(Message, frozen=True):
 
 
 class RecoveryReport(Part, frozen=True):
-    """Everything that a peer knows about its run and the next master may not know: see `recovery_report`."""
+    """Everything about its run that a peer knows and the next master may not: see `recovery_report`."""
 
     me: PeerInfo
     installed: InstalledView | None
@@ -269,7 +269,7 @@ class RecoveryReport(Part, frozen=True):
     has_decided: bool
     """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
-    """Committed ops of the epoch in `installed` that other peers might not know to be committed."""
+    """Committed ops of the epoch in `installed` whose commit other peers might not know."""
     aborts: list[Aborted]
     waits_in: str
     outcomes: list[GroupCallOutcome]
@@ -315,13 +315,13 @@ class GroupCall(Message, frozen=True):
 
 
 class GroupCallCancel(Message, frozen=True):
-    """The caller wants to stop waiting. A call that has begun to take effect continues."""
+    """The caller wants to stop waiting. A call that has already begun to take effect continues."""
 
     call: int
 
 
 class LinksReady(Message, frozen=True):
-    """The answer to Prepare: each link that the view needs is up or has failed."""
+    """The answer to Prepare: every link that the view needs is up or has failed."""
 
     view: int
     failed: PeerReasons = []
@@ -330,7 +330,7 @@ class LinksReady(Message, frozen=True):
 
 
 class LinkFailed(Message, frozen=True):
-    """A link that the sender dials for a prepared view cannot be made. Sent before LinksReady, while the sender waits
+    """The sender cannot make a link that it dials for a prepared view. Sent before LinksReady, while the sender waits
     for other links."""
 
     view: int
@@ -353,7 +353,7 @@ class LinkLost(Message, frozen=True):
 
 
 class OpsDone(Message, frozen=True):
-    """The sender holds all result bytes of these ops. Sent only for ops that the master decides, and for ops that the
+    """The sender has all result bytes of these ops. Sent only for ops that the master decides and for ops that the
     sender has reported as stalled."""
 
     epoch: int
@@ -361,7 +361,7 @@ class OpsDone(Message, frozen=True):
 
 
 class OpFailed(Message, frozen=True):
-    """An op cannot or must not complete, because the peers' arguments differ or a caller has given it up. The sender
+    """An op cannot or must not complete because the peers' arguments differ or a caller has given it up. The sender
     will no longer commit it by itself."""
 
     epoch: int
@@ -370,7 +370,7 @@ class OpFailed(Message, frozen=True):
     code: int
     reason: Reason
     may_be_done: bool = False
-    """Whether the op is or may yet be done at the sender, so that others may have committed it: see `completion`."""
+    """Whether the op is or may still become done here, so other peers may have committed it: see `completion`."""
 
 
 class AbortVote(Message, frozen=True):
@@ -397,7 +397,7 @@ class OpsOver(Message, frozen=True):
 
 
 class TagsUsed(Message, frozen=True):
-    """The sender has used too many tags in this epoch and starts no further op in it: it needs a new epoch."""
+    """The sender has used too many tags in this epoch. It starts no further op until a new epoch."""
 
     epoch: int
     tags: Count
@@ -410,12 +410,12 @@ class FlushReply(Message, frozen=True):
     ops: Ops
     """Ops that are done at the sender but have no verdict there."""
     commits: Ops = []
-    """Ops committed at the sender that other peers might not know to be committed."""
+    """Ops committed at the sender whose commit other peers might not know."""
     aborts: list[Aborted] = []
 
 
 class SyncReport(Message, frozen=True):
-    """A peer that had to fetch shared state has completed or given up its transfer."""
+    """The sender had to fetch shared state, and has completed or given up the transfer."""
 
     sync: int
     success: bool
@@ -429,16 +429,16 @@ class Probes(Message, frozen=True):
 
 
 class LinkReport(Part, frozen=True):
-    """Counts of the direction of a link from this peer to another, since the link was made."""
+    """Counts for one direction of a link, from this peer to another, since the link was made."""
 
     peer: int
     tx_bytes: Count
     busy_ms: Count = 0
-    """Milliseconds with unacknowledged data."""
+    """Milliseconds during which data was unacknowledged."""
     sender_ms: Count = 0
-    """The part of `busy_ms` limited by the send buffer."""
+    """The part of `busy_ms` during which the send buffer was the limit."""
     receiver_ms: Count = 0
-    """The part of `busy_ms` limited by the other end's receive window."""
+    """The part of `busy_ms` during which the other end's receive window was the limit."""
     delivered: Count = 0
     resent: Count = 0
     unacked_bytes: Count = 0
@@ -451,7 +451,7 @@ class Report(Message, frozen=True):
     """The peer's counts since it connected, sent every few seconds if they change. They only increase, unless noted."""
 
     ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
-    """The last epochs, each with its numbers of committed and of aborted ops."""
+    """The last epochs, each with its numbers of committed and aborted ops."""
     tx_bytes: Count
     rx_bytes: Count
     state_rx_bytes: Count = 0
@@ -461,9 +461,9 @@ class Report(Message, frozen=True):
     in_ops_ms: Count = 0
     """Milliseconds during which ops of the whole group were in flight."""
     op_wait_ms: Count = 0
-    """Milliseconds for which such ops have been in flight without one ending. This may decrease."""
+    """Milliseconds for which such ops have been in flight and none has ended. This may decrease."""
     at_ms: Count = 0
-    """The time of the report by the peer's own clock."""
+    """The time of the report on the peer's own clock."""
 
 
 # Master to peer.
@@ -477,8 +477,8 @@ class Welcome(Message, frozen=True):
     term: int
     peer_timeout_s: float = 5.0
     engine_threads: int = 1
-    """Number of engine threads of each peer. A connection of a link belongs to the thread `LinkHello.index` modulo this
-    number, on both sides."""
+    """Number of engine threads of each peer. On both sides, a link's connection belongs to the thread `LinkHello.index`
+    modulo this number."""
     secret: Secret = b""
     obstacle: Reason = ""
     """Why admission is delayed beyond the others' next update_topology; empty if it is not."""
@@ -492,12 +492,12 @@ class Reattached(Message, frozen=True):
 
 class PreVoteRequest(Message, frozen=True):
     """The answer to Resume from a master that leads no run. It can lead the peer's run once a majority of the run's
-    last view has connected, so it asks which views the peer knows. The answer is PreVote."""
+    last view has connected, so it asks the peer which views it knows. The peer answers PreVote."""
 
 
 class VoteRequest(Message, frozen=True):
-    """A majority has connected, and this master asks to lead the run in this term. The answer is Vote, unless the peer
-    has already voted in this term or a higher one."""
+    """A majority has connected, and this master asks to lead the run in this term. The peer answers Vote unless it has
+    already voted in this term or a higher one."""
 
     term: int
 
@@ -509,7 +509,7 @@ class Resumed(Message, frozen=True):
     term: int
     peer_timeout_s: float
     in_force: list[int] = []
-    """The views that are or may be in force. No other view that the peer acknowledged was or will ever be in force."""
+    """The views that are or may be in force. Other views that the peer acknowledged never were or will be."""
 
 
 class Elsewhere(Message, frozen=True):
@@ -525,7 +525,7 @@ class StartOver(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The last message of a connection, for a refusal or an eviction. A newcomer may still try other masters."""
+    """The last message of a connection, which refuses or evicts the peer. A newcomer may still try other masters."""
 
     code: int
     reason: str
@@ -533,7 +533,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Stop all ops of this epoch and report which are done, for example because a peer or link was lost. The answer is
+    """Stop all ops of this epoch, for example because a peer or link was lost, and report which are done. The answer is
     FlushReply."""
 
     flush: int
@@ -546,11 +546,11 @@ class Prepare(Message, frozen=True):
 
     view: int
     members: list[PeerInfo]
-    """The peers of the view that no earlier Prepare has introduced to the receiver."""
+    """The view's peers that no earlier Prepare has introduced to the receiver."""
     rings: list[Ring]
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
-    """Pairs that close their link and make it again, the lower number first."""
+    """Pairs of peers that close and remake their link, the lower number first."""
     lost: list[tuple[int, str]] = []
     aborts: list[Aborted] = []
 
@@ -569,7 +569,7 @@ class Install(Message, frozen=True):
     view: int
     is_meshed: bool = False
     call_number: int = 0
-    """The number of the last group call that ended with or before this view; newcomers are accepted after it."""
+    """Number of the last group call that ended with or before this view; newcomers take part only in later calls."""
     direct_limit: int = UNKNOWN
     """Largest size in bytes for the direct algorithm, or UNKNOWN: see `direct_limit`."""
     is_local: bool = False
@@ -591,8 +591,8 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
-    """Whether a peer that has not launched the op counts it as launched. This is set if the peer's group call fails for
-    the same reason, so that the next op with the tag does not fail for it again."""
+    """Whether a peer that has not launched the op counts it as launched. Set if the peer's group call fails for the
+    same reason, so that its next op with the tag does not fail too."""
 
 
 class AbortVoteRequest(Message, frozen=True):
@@ -606,7 +606,7 @@ class AbortVoteRequest(Message, frozen=True):
 
 
 class GroupCallResult(Message, frozen=True):
-    """The result of the group call the receiver waits in."""
+    """The result of the group call that the receiver waits in."""
 
     call: int
     code: int
@@ -615,7 +615,7 @@ class GroupCallResult(Message, frozen=True):
     """For are_peers_pending the number of pending peers or a `PendingAnswer`; for sync_shared_state the elected
     revision; else 0."""
     call_number: int = 0
-    """The number of the group call: the count of completed calls in the run. 0 if it ended only for some peers."""
+    """The number of the group call, counted over all completed calls of the run; 0 if it ended only for some peers."""
 
 
 class SyncPlan(Message, frozen=True):
@@ -632,7 +632,7 @@ class Probe(Message, frozen=True):
 
     probe: int
     links: list[tuple[int, bool]]
-    """For each link the other peer, and whether that peer sends."""
+    """For each link, the other peer and whether that peer sends."""
 
 
 # Flight recorders, which bypass the machines of master and peer.
@@ -640,13 +640,13 @@ class Probe(Message, frozen=True):
 
 class RecordingRequest(Message, frozen=True):
     """Request one part of the receiver's recording. The answer is RecordingPart. The recording is made for part 0 and
-    kept until its last part was sent or another trace begins. Only one part is in flight at a time."""
+    kept until its last part has been sent or another trace begins. Only one part is in flight at a time."""
 
     trace: int
     part: int
     """The number of the part, from 0; -1 requests only the time."""
     seconds: float = 0.0
-    """The age limit for ends of ops, samples of links and events; 0: none."""
+    """The age limit for ended ops, link samples and events; 0: none."""
     last: Count = 0
     """The largest number of ops; 0: all."""
 
@@ -667,7 +667,7 @@ class RecordingPart(Message, frozen=True):
 
 
 class StatusRequest(Message, frozen=True):
-    """The only message of a status client. The answer is `Accepted` and `Status`, or Goodbye; then the connection
+    """The only message of a status client. The answer is `Accepted` and `Status`, or Goodbye. Then the connection
     closes."""
 
     protocol: int
@@ -679,8 +679,8 @@ class Status(Message, frozen=True):
 
 
 class TraceRequest(Message, frozen=True):
-    """The only message of a trace client. The answer is `Accepted`, the `TracePart`s and a `TracedPeer` of each peer,
-    and `Traced`; or Goodbye. Then the connection closes."""
+    """The only message of a trace client. The answer is Goodbye, or `Accepted`, each peer's `TracePart`s and
+    `TracedPeer`, and finally `Traced`. Then the connection closes."""
 
     protocol: int
     seconds: float = 0.0
@@ -695,7 +695,7 @@ class TracePart(Message, frozen=True):
 
 
 class TracedPeer(Message, frozen=True):
-    """A peer's recording was sent completely, or there is none."""
+    """A peer's recording has been sent completely, or the peer has none."""
 
     peer: int
     name: str
@@ -730,7 +730,7 @@ class Checked(Message, frozen=True):
 
 
 class CheckEcho(Message, frozen=True):
-    """Meaningless bytes. The answer is a CheckEcho with `reply_bytes` bytes."""
+    """Arbitrary bytes. The answer is a CheckEcho of `reply_bytes` bytes."""
 
     content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
     reply_bytes: Annotated[int, msgspec.Meta(ge=0, le=CHECK_BYTES_MAX)] = 0
@@ -738,7 +738,7 @@ class CheckEcho(Message, frozen=True):
 
 
 class CheckDial(Message, frozen=True):
-    """Ask the master to dial these addresses as other peers would, and to send `CheckCall` there."""
+    """Ask the master to dial these addresses as other peers would, and to send `CheckCall` to each."""
 
     hosts: Annotated[list[str], msgspec.Meta(max_length=CHECK_HOSTS_MAX)]
     port: int
@@ -809,7 +809,7 @@ MasterMessage = FromMaster | RecordingRequest
 
 
 class Ack(Message, frozen=True):
-    """The number of messages of this session that the sender has received. An Ack is not counted."""
+    """The number of messages that the sender has received in this session, not counting Acks."""
 
     received: Count
 
@@ -830,7 +830,7 @@ class Proof(Message, frozen=True):
     auth: bytes
 
 
-# Peer to peer, before a connection is handed to the engine or to a state transfer.
+# Peer to peer, before the engine or a state transfer takes the connection over.
 
 
 class LinkHello(Message, frozen=True):
@@ -858,7 +858,7 @@ class StateHello(Message, frozen=True):
     auth: bytes = b""
     encrypt: bool = False
     sends_digests: bool = False
-    """Whether the receiver sends the Digests of all its tensors that are not loose, in order and without a request."""
+    """Whether the receiver sends, without a request, the Digests of all its tensors that are not loose, in order."""
     padding_bytes: Padding = 0
 
 
@@ -916,5 +916,5 @@ Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequ
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
 
-# msgspec inspects a type at its first use, which takes 2 ms for all of these: better here than while a peer joins.
+# msgspec inspects a type at its first use. For all of these that takes 2 ms, so do it here and not while a peer joins.
 msgspec.msgpack.Decoder(PeerMessage | MasterMessage | Opening | PeerAnswer | HeartbeatAnswer | Credential)

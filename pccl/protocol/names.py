@@ -1,7 +1,7 @@
 """Names of processes: a peer's number in the run and the name that the peer gives itself.
 
-The default name is HOST:PID. `pccl launch` appends the rank that prefixes the output (`vm:8141 [0]`). Logs, errors,
-status and traces show a peer as `2 (vm:8141)`.
+The default name is HOST:PID. `pccl launch` appends the rank with which it prefixes output (`vm:8141 [0]`). Logs,
+errors, status and traces show a peer as `2 (vm:8141)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NAMED_MAX = 8
 NAME_CHARACTERS_MAX = 255
 
 NameOf = Callable[[int], str]
-"""Returns the name that a peer gives itself, or "" if it is unknown."""
+"""Returns a peer's own name, or "" if it is unknown."""
 
 
 def is_name(text: str) -> bool:

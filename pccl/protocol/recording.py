@@ -1,7 +1,7 @@
-"""Recordings: the schema of a flight recorder's content, of dumps and of traces.
+"""Recordings: the schema of flight recorder contents, dumps and traces.
 
 A recording is sent as compressed MessagePack (`pack`) and stored in files as JSON. Times are nanoseconds of the
-monotonic clock that `clock` names; `pccl.trace` aligns different clocks. A time of 0 means that the event has not
+monotonic clock that `clock` identifies; `pccl.trace` aligns different clocks. A time of 0 means that the event has not
 happened. New fields are added at the end with defaults. Recordings are untrusted input.
 """
 
@@ -48,14 +48,13 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     last_received_ns: int = 0
     last_received_from: int = 0
     joined_ns: int = 0
-    """When the last of the peers that send to this one, or receive from it, was known to have launched the op; 0 until
-    then."""
+    """When all peers that send to this one or receive from it were known to have launched the op; 0 until then."""
     joined_last: int = 0
     done_ns: int = 0
     agreed_ns: int = 0
     """When all peers were known to be done; always 0 if the master decides the op."""
     ended_ns: int = 0
-    """When the verdict had been applied and the caller had the result."""
+    """When the verdict had been applied and the caller had received the result."""
     tx_bytes: int = 0
     """Payload bytes, known once the op has ended."""
     rx_bytes: int = 0
@@ -63,7 +62,7 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """"" while the op is open, then "SUCCESS", "ABORTED", or the name of a failing `Result`."""
     reason: str = ""
     awaited: int = 0
-    """A peer that, as far as this one knows, may not have launched the op; 0 if none is known."""
+    """A peer that is not known to have launched the op; 0 if there is none."""
 
     @property
     def name(self) -> tuple[int, int, int]:
@@ -86,7 +85,7 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
     thread: int
     counters: dict[str, int]
     """The link's counters: payload bytes in both directions (`tx_bytes`, `rx_bytes`), how long the link held up its ops
-    (`full_ms`), and further ones that the system reports."""
+    (`full_ms`), and further counters that the system reports."""
 
 
 class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +106,7 @@ class Recording(msgspec.Struct, frozen=True):
     clock: str
     """Identifies the clock of all times: equal for recordings with the same clock."""
     taken_ns: int
-    """When this recording was taken, by that clock; `taken_unix_ns` by the host's system clock."""
+    """When this recording was taken, on that clock; `taken_unix_ns` is on the host's system clock."""
     taken_unix_ns: int
     rings: list[tuple[int, list[int]]] = []
     callers: list[str] = []
@@ -136,7 +135,7 @@ def gaps(recording: Recording) -> Iterator[Gap]:
 
 
 def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
-    """Return the part of a recording from the last `seconds` and with the `last` newest ops; 0 means no limit.
+    """Return the part of a recording that covers the last `seconds` and the `last` newest ops; 0 means no limit.
     Ops that have not ended are always included."""
     since_ns = recording.taken_ns - int(min(seconds, SPAN_S_MAX) * 1e9) if seconds else 0
     ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]
@@ -154,8 +153,8 @@ def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recordi
 
 
 def encodable(text: str) -> str:
-    """Return the text with escapes for characters that UTF-8 cannot encode, such as undecodable bytes of file names.
-    All text in a recording must pass through here."""
+    """Escape the characters that UTF-8 cannot encode, such as undecodable bytes of file names. All text in a recording
+    must pass through here."""
     return text.encode(errors="backslashreplace").decode()
 
 

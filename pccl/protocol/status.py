@@ -1,4 +1,4 @@
-"""The master's view of a run at one moment: the schema of `pccl status`, the status page and the metrics.
+"""The status of a run as the master sees it: the schema of `pccl status`, the status page and the metrics.
 
 The status is sent as msgpack or JSON maps: readers ignore fields that they do not know, and fields added later have
 defaults. Times are given as ages in seconds, because the clocks of machines differ; texts are printable.
@@ -19,18 +19,18 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class StalledOp(msgspec.Struct, frozen=True):
-    """An op a peer has waited in for a long time."""
+    """An op that a peer has waited in for a long time."""
 
     tag: int
     sequence: int
     missing: list[int]
-    """The first few other peers that have not completed it: for a send the receiver, for a recv the sender."""
+    """The first few other peers that have not completed it: the receiver for a send, the sender for a recv."""
     call: str = "op"
     """"send", "recv", or "op" if the whole group takes part."""
 
 
 class LinkTraffic(msgspec.Struct, frozen=True):
-    """One direction of a link: what one peer sends to another. Shares and rates cover the last few seconds."""
+    """One direction of a link, from one peer to another. Shares and rates cover the last few seconds."""
 
     peer: int
     tx_bytes: int
@@ -39,7 +39,7 @@ class LinkTraffic(msgspec.Struct, frozen=True):
     """The current round trip; 0 if the system does not report it."""
     round_trip_s_min: float = 0.0
     resent_share: float = 0.0
-    """Share of the sent TCP segments that were retransmissions."""
+    """Share of sent TCP segments that were retransmissions."""
     unacked_bytes: int = 0
     sender_limited: float = 0.0
     receiver_limited: float = 0.0
@@ -67,7 +67,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     waiting: Waiting | None = None
     stalled_ops: list[StalledOp] = []
     answer_due_s: float | None = None
-    """Seconds since the master requested an answer to a membership change that the peer still owes."""
+    """Seconds since the master requested an answer to a membership change, if the peer still owes it."""
     is_heard: bool = True
     traffic: PeerTraffic = PeerTraffic()
 
@@ -79,7 +79,7 @@ class LinkFigures(msgspec.Struct, frozen=True):
     """The capacity of the link."""
     round_trip_s: float
     age_s: float
-    """Seconds since an optimize_topology measured it, between these peers or others on their hosts."""
+    """Seconds since an optimize_topology measured it between these peers or other peers on their hosts."""
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     is_meshed: bool
     revision: int | None
     undecided_ops: int
-    """Number of ops, among those reported to the master, that some peers have completed and others have not."""
+    """Number of ops reported to the master that some peers have completed and others have not."""
     is_syncing: bool = False
     links: list[LinkFigures] = []
     decision: str = ""
@@ -128,7 +128,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A peer that the others wait for, and the evidence."""
+    """A peer that the others wait for, with the evidence."""
 
     kind: str
     """"silent": the peer sends no heartbeats; "absent": it has not made a call others wait in; "straggler": the
@@ -140,7 +140,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """The totals of the last minutes in steps, oldest first. The last step is incomplete."""
+    """The totals of the last minutes in time steps, oldest first. The last step is incomplete."""
 
     step_s: float
     steps: list[Totals]
@@ -167,4 +167,4 @@ class RunStatus(msgspec.Struct, frozen=True):
     held: int = 0
     """Number of newcomers whose admission the master delays."""
     held_for: str = ""
-    """What the master waits for before newcomers may start a run, for how long, and how to skip that wait."""
+    """What the master waits for before newcomers may start a run, how long it will wait, and how to skip the wait."""

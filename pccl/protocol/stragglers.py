@@ -1,16 +1,16 @@
-"""Straggler detection: find silent, absent and straggling peers from heartbeats, waits and reports.
+"""Straggler detection: finds silent, absent and straggling peers from heartbeats, waits and reports.
 
     silent      the peer has sent no heartbeat for several intervals (`SILENT_INTERVALS` of the master's server)
     absent      at least as many other peers have waited ABSENT_S in an op or a group call that the peer has not called
     straggler   in ROUNDS rounds in a row the peer spent at least FACTOR times as long between ops as the next slowest
-                peer, which cost the others at least LOST_SHARE of their time
+                peer, and the others lost at least LOST_SHARE of their time by waiting for it
 
-All peers of a group end an op together, so the peer that launches last spends the least time in ops, and the others
+All peers of a group end an op together, so the peer that launches last spends the least time in it, and the others
 wait for the difference. A round covers at least ROUND_S by each peer's own clock and one op that all peers have ended.
 A pause, such as a checkpoint or a compilation, affects only one round, so it names no peer.
 
-A silent peer stops all ops of its group, so its group gets no other finding. Links are not judged: `Traffic` has the
-figures of each direction. Everything here is pure: times are arguments, and decisions are return values.
+A silent peer stops all ops of its group, so there are no other findings for its group. Links are not judged; `Traffic`
+measures each direction. Everything here is pure: times are arguments, and decisions are return values.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ROUND_S = 1.0
 CLEAR_S = 4.0
 """Seconds without evidence after which a finding ends."""
 STALE_S, STALE_ROUNDS = 10.0, 3.0
-"""The last rounds stay valid for this many seconds or this many times the last round's length, whichever is longer."""
+"""The last rounds stay valid for this many seconds or for this many lengths of the last round, whichever is longer."""
 FRESH_S = 2.0
-"""Age in seconds up to which a report shows that its peer still waits."""
+"""Maximum age in seconds of a report that proves that its peer still waits."""
 ABSENT_NAMED_MAX = 8
 
 
@@ -49,7 +49,7 @@ class GroupScene:
     epoch: int
     is_running: bool
     waits: Mapping[str, tuple[float, int, Sequence[int]]] = field(default_factory=dict)
-    """For each group call with waiting peers: seconds of the longest wait, number of waiting peers, missing peers."""
+    """For each group call with waiting peers: the longest wait in seconds, number of waiting peers, missing peers."""
     stalled: Mapping[OpRef, Set[int]] = field(default_factory=dict)
     """Ops that peers have reported as stalled, each with the peers that wait in it."""
 
@@ -78,7 +78,7 @@ class Stragglers:
     def judge(
         self, scenes: Iterable[GroupScene], silent_s: Mapping[int, float], now: float
     ) -> tuple[list[Finding], list[Finding]]:
-        """Return the new findings and those that ended. `silent_s` has the seconds of silence of each silent peer."""
+        """Return the new findings and those that ended. `silent_s` maps each silent peer to its seconds of silence."""
         groups = {each.group: each for each in scenes}
         self._rounds = {group: rounds for group, rounds in self._rounds.items() if group in groups}
         begun, over = [], []
@@ -121,10 +121,10 @@ class _Rounds:
         self.last: dict[int, _Sample] = {}
         self._edge: dict[int, _Sample] = {}
         self._slowest: deque[int | None] = deque(maxlen=ROUNDS)
-        """The peer that straggled in each of the last rounds, or None."""
+        """For each of the last rounds, the peer that straggled, or None."""
         self._named: int | None = None
         self._shares = 0.0, 0.0
-        """Shares of the last straggling round that the slowest and the next slowest peer spent between ops."""
+        """Shares of time that the slowest and the next slowest peer spent between ops in the last straggling round."""
         self._valid_until = 0.0
 
     def reported(self, peer: int, report: Report, now: float) -> None:
@@ -152,7 +152,7 @@ class _Rounds:
         self._edge = dict(self.last)
         self._valid_until = now + max(STALE_S, STALE_ROUNDS * max(spans.values()))
         if max(sample.op_wait_s for sample in self.last.values()) >= min(spans.values()):
-            return  # another thread of a peer waits in an op all the time, so that peer's time in ops is not comparable
+            return  # one of the peer's threads always waits in an op, so its time in ops is not comparable
         peer = max(between, key=lambda each: between[each])
         own = between.pop(peer)
         rest = max(between.values())

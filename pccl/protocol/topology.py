@@ -9,11 +9,11 @@ from itertools import combinations
 
 EXACT_COVER_PEERS_MAX = 14
 MESH_PEERS_MAX = 16
-"""Groups up to this size link all pairs; larger ones would need too many connections."""
+"""Groups up to this size link all pairs; larger groups would need too many connections."""
 
 
 def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
-    """Return the ring for new members: remaining peers keep their order, new ones are appended by number."""
+    """Return the ring for new members: remaining peers keep their order, and new ones are appended by number."""
     kept = [peer for peer in ring if peer in members]
     return kept + sorted(set(members).difference(kept))
 
@@ -99,6 +99,6 @@ class RingProblem:
     links: dict[tuple[int, int], Known]
     unreachable: frozenset[tuple[int, int]] = frozenset()
     hosts: tuple[int, ...] = ()
-    """The number, from 0, of each peer's host, in ring order; empty if every peer has its own host."""
+    """The number of each peer's host (from 0), in ring order; empty if each peer has its own host."""
     between_hosts: dict[tuple[int, int], Known] = field(default_factory=dict)
-    """Metrics between hosts, for pairs without an entry in `links`."""
+    """Metrics between hosts, for pairs that `links` lacks."""

@@ -1,4 +1,4 @@
-"""Warnings about long waits: when one is due, what the call waits for, and the wording.
+"""Warnings about long waits: when they are due, what the call waits for, and how to word it.
 
 A call that has waited for FIRST_S logs a warning that names what it waits for and where to look. Further warnings
 follow whenever the wait has grown by the factor GROWTH, and a last line logs the end of the wait:
@@ -6,8 +6,8 @@ follow whenever the wait has grown by the factor GROWTH, and a last line logs th
     update_topology has waited 10 s for peer 2 (vm:8141), which has not called update_topology; look at ...
     update_topology has ended after 34.2 s
 
-The reason of a group call comes from the run's status (`explain_wait`), the reason of an op from the counters of this
-peer's own links (`explain_op`). Callers supply the time and write the logs.
+The reason for a group call's wait comes from the run's status (`explain_wait`); the reason for an op's wait comes from
+the counters of this peer's own links (`explain_op`). Callers supply the time and write the logs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pccl.protocol.names import NAMED_MAX, NameOf, label, peer_named, peers_name
 from pccl.protocol.status import MemberStatus, RunStatus
 
 FIRST_S = 10.0
-"""Seconds of a wait before its first warning."""
+"""Seconds of waiting before the first warning."""
 GROWTH = 3.0
-"""Factor between the waiting times of two successive warnings."""
+"""Ratio of the waiting times at two successive warnings."""
 FINDINGS_MAX = 3
 STUCK_MS_MIN = 500
 UNKNOWN = "a peer that is not known here"
 
 
 class LongWait:
-    """The schedule of warnings for one wait. Times are in seconds, of one arbitrary clock."""
+    """The schedule of warnings for one wait. Times are in seconds on any one clock."""
 
     def __init__(self, what: str, since: float, first_s: float | None = None, every_s: float | None = None) -> None:
-        """`what` names the call. Warnings are due after `first_s` and then every `every_s`. By default the first is due
-        after FIRST_S, and each later one after GROWTH times as long."""
+        """`what` names the call. Warnings are due after `first_s` and then every `every_s`. By default, the first is
+        due after FIRST_S, and each later one after GROWTH times as long a wait."""
         self.what = what
         self.since = since
         self.is_told = False
@@ -122,7 +122,7 @@ def _names(members: Mapping[int, MemberStatus], peers: list[int]) -> str:
 
 
 def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
-    """Return the other calls the missing peers wait in."""
+    """Return the other calls that the missing peers wait in."""
     found = [
         f"{label(peer, '')} is in {wait.call}"
         for peer in missing[:NAMED_MAX]
@@ -133,19 +133,19 @@ def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
 
 @dataclass(frozen=True)
 class LinkWait:
-    """What the oldest ops need from one peer: counts of ops, and the time since the peer's last acknowledgement."""
+    """What the oldest ops need from one peer: numbers of ops, and the time since its last acknowledgement."""
 
     unheard_ops: int
-    """Ops that the peer has not announced."""
+    """Number of ops that the peer has not announced."""
     inbound_ops: int
-    """Ops that lack data from the peer."""
+    """Number of ops that lack data from the peer."""
     undone_ops: int
-    """Ops that lack DONE from the peer."""
+    """Number of ops that lack DONE from the peer."""
     stuck_ms: int
 
 
 def explain_op(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return the peers that the group's ops wait for, and why. In a ring these peers may wait for others themselves."""
+    """Return the peers that the group's ops wait for, and why. In a ring, these peers may wait for other peers."""
     reasons = []
     for verb, peers in (
         ("has not called it", [peer for peer, wait in waits.items() if wait.unheard_ops]),

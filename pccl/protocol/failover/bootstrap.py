@@ -1,17 +1,17 @@
 """Bootstrap: when newcomers may start a run at a master that does not lead one.
 
-Two runs cannot be merged later, so a master without a run does not start one while an earlier run may return to it:
+Two runs cannot be merged later, so a master without a run does not start one while peers of an earlier run may return:
 
-    1  Without a record, a master waits until `birth_at`, because peers of a run notice the loss of their master only
+    1  A master without a record waits until `birth_at`, because peers of a run notice the loss of their master only
        after a peer timeout.
-    2  No run starts while peers of a run are here, nor for a peer timeout after the last of them has left. Newcomers
-       that wait for further first peers (`founders`) start over when accepted peers of a run connect.
+    2  No run starts while peers of a run are connected, nor for a peer timeout after the last of them has left.
+       Newcomers that wait for more first peers (`founders`) start over when accepted peers of a run connect.
     3  A master with the record of an unfinished run waits for as long as its peers may search for a master. The run is
-       over if none of them has connected for END_TIMEOUTS and there are as many newcomers as missing peers, or if its
-       last master stopped so long ago that they no longer search (`hold_s`).
+       over if none of them has connected for END_TIMEOUTS and at least as many newcomers wait as peers are missing, or
+       if its last master stopped so long ago that they no longer search (`hold_s`).
     4  A standby starts no run. A newcomer that knows several masters, or waits for other first peers, starts a run only
-       after all masters have answered that they lead none (`Hello.may_found`). If it had to wait, it asks them again.
-    5  A record only covers the runs of its own masters. If newcomers know other masters, a master without a recorded
+       after all masters have replied that they lead none (`Hello.may_found`). If it had to wait, it asks them again.
+    5  A record covers only the runs of its own masters. If newcomers know other masters, a master without a recorded
        run waits as in rule 1.
     6  A newcomer that has waited for HOLD_S is dismissed and may connect again.
 """
@@ -30,7 +30,7 @@ BIRTH_MARGIN_S = 2.0
 """Seconds that a run's peers have to dial this master after they notice that their own is silent."""
 HOLD_S = 8.0
 IDLE_MARGIN_S = 60.0
-"""Margin for the time since the last master, which recorded it some time before it died."""
+"""Margin for the measured time since the last master, because a master last updates it some time before it dies."""
 END_TIMEOUTS = 3.0
 """Number of peer timeouts after which rule 3 considers a run over."""
 
@@ -50,8 +50,8 @@ def hold_s(
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
-    """Return the seconds after its start during which a master starts no run. `record` is None if there is none,
-    `has_state` is whether the master has a state directory, `idle_s` the time since the last master used it."""
+    """Return for how many seconds after its start a master starts no run. `record` is None if there is none,
+    `has_state` is whether the master has a state directory, `idle_s` is the time since the last master used it."""
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf
     if not has_state:
@@ -73,7 +73,7 @@ def hold_beside_s(start: Start, options: MasterOptions) -> float:
 
 
 class Bootstrap:
-    """The newcomers that wait at one master, and when they may start a run."""
+    """The newcomers that wait at one master. Decides when they may start a run."""
 
     def __init__(self, peer_timeout_s: float) -> None:
         self.birth_at = 0.0
@@ -83,7 +83,7 @@ class Bootstrap:
         self._missed_since = inf
         self._back_by = 0.0
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
-        """The waiting newcomers by connection, the longest wait first: host, Hello, and the time of the Hello."""
+        """Host, Hello and arrival time of the Hello for each waiting newcomer by connection, the longest wait first."""
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class Bootstrap:
         return min(self.birth_at, max(ends_at, self._back_by))
 
     def deadlines(self, record: RunRecord | None, is_missed: bool) -> list[float]:
-        """Return the times of the next changes. `is_missed` is whether no peers of a run are here."""
+        """Return the times of the next changes. `is_missed` is whether no peers of a run are connected."""
         if not self._held:
             return []
         _, _, since = next(iter(self._held.values()))

@@ -2,16 +2,16 @@
 
 A run's only master may evict most of a view and continue. If it dies, the evicted peers may be a majority of the last
 view that they know. The record identifies the peers that continued, like the epoch with which a storage system fences
-off a replaced leader:
+off a deposed leader:
 
-    1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So a commit
-       without a peer implies a record without that peer.
+    1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So if ops
+       commit without a peer, the record does not contain that peer.
     2  A new master treats the recorded installed view as the last one, and a recorded prepared view as one that may be
        installed: see `recovery.quorum_of`.
     3  A peer with a higher term than the record's has followed a master that does not share the record. In that case
        the record is outdated, and only recovery reports count.
 
-The record of a finished run lists the peers that may still return: lost ones that neither left nor were evicted.
+The record of a finished run lists the peers that may still return: lost peers that neither left nor were evicted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class QuorumView:
     """A view whose majority could follow another master."""
 
     size: int
-    """Number of its peers, without those that have deliberately left since."""
+    """Number of its peers, excluding those that have deliberately left since."""
     here: frozenset[int]
 
     @property
@@ -62,7 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     prepared: list[RecordedView] = []
     is_over: bool = False
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """The longest time a peer of the run searches for a master."""
+    """The longest time that a peer of the run searches for a master."""
 
     @property
     def newest(self) -> RecordedView:

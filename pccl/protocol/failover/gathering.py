@@ -2,9 +2,9 @@
 
 `Gathering` decides when to ask them for votes and when to lead them (rules 1 to 4 of `failover.machine`).
 
-`KnownRuns` holds what this process knows about runs it does not lead. A record counts if no other master can have led
-its run since. Peers with several masters stay at each only briefly, so whether any peer of a run was ever accepted is
-judged from all peers that connected in succession (`unaccepted_since`).
+`KnownRuns` holds what this process knows about runs it does not lead. A record counts only if no other master can have
+led its run since. Peers with several masters stay at each only briefly, so `unaccepted_since` judges from all peers
+that connected in succession whether any peer of a run was ever accepted.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pccl.types import Result
 GATHER_TIMEOUTS = 3.0
 """Number of peer timeouts after which a waiting peer is dismissed. It may connect again."""
 DOUBT_TIMEOUTS = 2.0
-"""Number of peer timeouts a master with a record waits for a majority."""
+"""Number of peer timeouts for which a master with a record waits for a majority."""
 LOG_DELAY_S = 1.0
 
 
 class Gathering:
-    """The recovering peers of one run. The work per message does not depend on the number of peers."""
+    """The recovering peers of one run. The cost per message does not depend on the number of peers."""
 
     def __init__(self, run: str, term: int, peer_timeout_s: float) -> None:
         views = Views()
         self.run = run
         self.term = term
         self.majority_at: float | None = None
-        """The time since which a majority of the last view has been here, or None without a majority."""
+        """The time since which a majority of the last view has been connected, or None without a majority."""
         self.unaccepted_since = 0.0
-        """The time since which peers of the run have connected, but none that knows an installed view."""
+        """The time since which all peers of the run that have connected know no installed view."""
         self.last_arrival_at = 0.0
         self.survivors: dict[int, RecoveringPeer] = {}
         self.here: SummaryTally[Summary] = SummaryTally(views)
@@ -98,8 +98,8 @@ class Gathering:
     # When a master may lead the run.
 
     def doubts_until(self) -> float:
-        """Return the time until which a majority is needed despite a record: DOUBT_TIMEOUTS after the arrival of the
-        first peer that can continue."""
+        """Return when a master with a record no longer needs a majority: DOUBT_TIMEOUTS after the arrival of the first
+        peer that can continue."""
         expected = self.quorum().expected
         since = next((survivor.since for survivor in self.survivors.values() if survivor.peer in expected), inf)
         return since + DOUBT_TIMEOUTS * self._timeout_s
@@ -108,27 +108,27 @@ class Gathering:
         return self.record is None or now < self.doubts_until()
 
     def leads_at(self, majority_at: float) -> float:
-        """Return the time when the run continues without the missing peers. It is inf if the last master may have
-        evicted the peers that are here and there is no record."""
+        """Return the time when the run continues without the missing peers: inf if there is no record and the last
+        master may have evicted the connected peers."""
         if not (self.has_rivals or self.record is not None):
             return inf
         last_arrival_at = max(majority_at, self.last_arrival_at)
         return min(last_arrival_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
 
     def may_lead(self, needs_majority: bool) -> bool:
-        """Return whether the votes suffice, and no peer here knows a later view."""
+        """Return whether the votes suffice and no connected peer knows a later view."""
         here, following = self.quorum(needs_majority), self.quorum_following(needs_majority)
         return here.has_majority and following.has_majority and following.view == here.view
 
     def is_enough(self, needs_majority: bool) -> bool:
-        """Return whether all peers that can continue have voted; if no majority is needed, all of those here."""
+        """Return whether all peers that can continue (if no majority is needed, all that are connected) have voted."""
         following = self.quorum_following(needs_majority)
         all_follow = self.here.count(following.expected) == self.following.count(following.expected)
         return following.is_complete or (not needs_majority and all_follow)
 
     def stays_until(self, since: float) -> float:
-        """Return the time until which a peer may stay. It is later while a majority is here that may continue without
-        the missing peers."""
+        """Return the time until which a peer may stay. It is later while a majority is connected that may continue
+        without the missing peers."""
         leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at)
         return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
 
@@ -158,11 +158,11 @@ class Gathering:
 
 RUNS_MAX = 16
 BREAK_TIMEOUTS = 3.0
-"""Number of peer timeouts within which peers that try one master after another return to each."""
+"""Number of peer timeouts within which a peer that tries the masters in turn returns to each."""
 
 
 class KnownRuns:
-    """The record of this process, and what it knows of other runs."""
+    """This process's record, and what it knows about other runs."""
 
     def __init__(self, record: RunRecord | None) -> None:
         self.record = record
@@ -177,8 +177,8 @@ class KnownRuns:
         return record
 
     def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
-        """Record that a peer of a run has connected. Return the time since which the run's peers have done so, with at
-        most short breaks, and none was ever accepted."""
+        """Record that a peer of a run has connected. Return the time since which its peers have connected with at most
+        short breaks and none of them was ever accepted."""
         since, last = self._unaccepted.pop(run, (now, now))
         if now >= last + BREAK_TIMEOUTS * peer_timeout_s:
             since = now
@@ -191,8 +191,8 @@ class KnownRuns:
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
-        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting` is whether
-        no run may start yet."""
+        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`: no run
+        may start yet."""
         record = self.record
         if record is None or message.masters > 1:
             return None

@@ -7,25 +7,25 @@ replaces that object when leadership starts or ends.
 
 How a run continues:
 
-    1  A peer without a master sends Resume and answers PreVoteRequest with the views that it knows.
-    2  A majority of the last view is asked for votes in a higher term (VoteRequest). A peer follows one master per
-       term, so at most one master leads in a term. If the majority breaks up and there are other masters, the asked
+    1  A peer without a master sends Resume, and answers PreVoteRequest with the views that it knows.
+    2  The master asks a majority of the last view for votes in a higher term (VoteRequest). A peer follows one master
+       per term, so at most one master leads in a term. If the majority breaks up and there are other masters, these
        peers get PreVoteRequest again, and the next majority votes in a higher term.
     3  The master rebuilds and leads the run (`recovery`) once all peers of the view have voted, or one `peer_timeout`
-       after the last arrival, but after at most GATHER_TIMEOUTS. No peer is evicted before that.
-    4  With one master address, evicted peers could outvote those that continued. If there is a record of the run, it
-       identifies the latter, and after DOUBT_TIMEOUTS no majority is needed, because missing peers are dead or cut off.
-       Without a record the run continues only with all peers of its newest known view.
+       after the last arrival, but at the latest after GATHER_TIMEOUTS. No peer is evicted before that.
+    4  With one master address, evicted peers could outvote those that continued. A record of the run identifies the
+       peers that continued, and after DOUBT_TIMEOUTS no majority is needed, because missing peers are dead or cut off.
+       Without a record, the run continues only with all peers of its newest known view.
 
 A master stops leading in any of these cases. It then closes its connections, and its peers gather again.
 
-    5  Most of a view lost its heartbeats at the same time, or its connections closed (`Master.deposed`): the master is
-       probably cut off. If all connections closed, as when all processes end, a new run may start soon.
-    6  One of its own peers reports a higher term. Other peers with a higher term were evicted before.
+    5  The heartbeats of most peers of the view stopped or their connections closed at the same time (`Master.deposed`):
+       the master is probably cut off. If all closed, as when all processes end, a new run may start soon.
+    6  One of its own peers reports a higher term. A higher term at any other peer does not count: it was evicted.
     7  Its process was suspended for too long (`stood_still`), unless no view of its run was ever installed.
 
-Peers that are not accepted yet start over: immediately at the master of their run, and elsewhere after a peer timeout
-in which none of the run's peers knew an installed view.
+A peer that is not accepted yet starts over. It does so immediately at the master of its run, and elsewhere after a
+peer timeout in which none of the run's peers knew an installed view.
 
 When a peer returns to a master that has lost it:
 
@@ -52,7 +52,7 @@ from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptio
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
-"""Share of the peer timeout a master's process may be suspended before it stops leading."""
+"""Share of the peer timeout for which a master's process may be suspended before it stops leading."""
 DEPOSED_TIMEOUTS = 2.0
 """After being deposed, start no run for this many peer timeouts: peers may have moved to another master."""
 
@@ -113,7 +113,7 @@ class Failover:
                 m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__} from a newcomer that waits"),
             )
         elif host is not None and isinstance(message, m.Resume):
-            # The master has received no message on this connection yet.
+            # The leading master has received no message on this connection.
             self._effects += self.master.disconnected(connection, "it has a run", now)
             self._resume(connection, host, message)
         elif host is not None and isinstance(message, m.Hello):
@@ -262,7 +262,7 @@ class Failover:
         elif isinstance(message, m.PreVote | m.Vote):
             summary = message.report if isinstance(message, m.Vote) else message
             if isinstance(message, m.Vote) and message.term != survivor.asked:
-                return  # its vote for a higher term has been requested since
+                return  # since then a vote for a higher term has been requested
             gathering = self._gatherings[survivor.run]
             summary = gathering.here.views.shared(summary)
             if not is_sound(survivor.peer, summary, gathering.here.views):
@@ -364,7 +364,7 @@ class Failover:
             elif survivor.peer in recovered.newcomers or not survivor.resume.is_accepted:
                 self._dismiss(survivor.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
-                late = f"lost before view {recovered.known_view}, or too late to report after the loss of the master"
+                late = f"lost before view {recovered.known_view}, or reported too late after the loss of the master"
                 self._dismiss(survivor.connection, put_out(self.master, f"{late}; connect again"))
         for connection, (host, _) in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)

@@ -1,48 +1,48 @@
 """Recovery reports, and how they determine the state of the run.
 
-With its master a run loses the membership, the verdicts on ops and the ends of group calls. A verdict that any peer
-received must stand, and no two masters may lead. So a peer that searches for a master reports the views that it knows
-(PreVote), and with its vote all that it has received (Vote). Pure functions decide from these reports whether a
-master may lead and rebuild the run. As in Raft's joint consensus, each view that may be installed needs its own quorum.
+A run that loses its master loses the membership, the verdicts on ops and the results of group calls. A verdict that
+any peer received must stand, and no two masters may lead. So a peer that searches for a master reports the views that
+it knows (PreVote), and with its vote everything that it has received (Vote). Pure functions decide from these reports
+whether a master may lead and rebuild the run. As in Raft's joint consensus, each possible view needs its own quorum.
 
 Quorum views:
 
     1  The highest view that any survivor has installed.
-    2  Each newer prepared view that a missing peer may have installed. A view is ruled out if a survivor whose ring it
-       changes has not acknowledged it, or has received an even newer view from the same master.
+    2  Each newer prepared view that a missing peer may have installed. A view is ruled out if it changes a survivor's
+       ring and that survivor has not acknowledged it or has received an even newer view from the same master.
     3  Survivors report all views that they have acknowledged, not only the newest, except those that a later master has
        ruled out (Resumed).
 
 A master may lead if:
 
-    4  A majority of each quorum view is here. So no two masters lead, because their majorities share a peer, and a peer
+    4  A majority of each quorum view is connected. So no two masters lead: their majorities share a peer, and a peer
        follows only the highest term.
     5  With several masters, the peers of a quorum view that are missing or do not continue must not be a majority,
        because they may gather at another master.
-    6  With one master address, whose master may evict any number of peers, the `RunRecord` replaces the majority of a
-       view that evicted peers know:
+    6  The only master of a run may evict any number of peers. So with one master address, the `RunRecord` replaces the
+       majority of a view that evicted peers know:
 
        a  The recorded installed view counts, unless a survivor has installed a later one.
        b  A recorded prepared view counts like one that a survivor reports.
-       c  If that view is not installed and the one before lacks a majority, a majority of the prepared view suffices.
+       c  If that view is not installed and the previous one lacks a majority, a majority of the prepared view suffices.
        d  Once DOUBT_TIMEOUTS have passed, a master with a record needs no majority: missing peers are lost.
 
 Peers that continue:
 
-    7  All survivors of the last view. Missing peers count as lost, as if they had died.
-    8  If a prepared view has settled a survivor's ops, only the peers of that view.
-    9  Newcomers report too, because the view that accepts them may be installed. Otherwise they start over.
+    7  All survivors of the last view continue. Missing peers count as lost, as if they had died.
+    8  If a prepared view has settled a survivor's ops, only the peers of that view continue.
+    9  Newcomers report too, because the view that accepts them may be installed. If it is not, they start over.
 
 Ops:
 
-   10  If all peers of a group are here and their ops run, the ops continue. Otherwise the group is flushed as after a
-       loss.
+   10  If all peers of a group are connected and their ops run, the ops continue. Otherwise the group is flushed as
+       after a loss.
    11  A verdict that a survivor received stands. Any other op is committed if all survivors have done it.
 
 Group calls:
 
-   12  Peers repeat the call they wait in. If another accepted peer has received the result, they get it too.
-   13  A call whose result only lost peers received is repeated.
+   12  Peers repeat the call that they wait in. They get its result if another accepted peer has received it.
+   13  If only lost peers received a call's result, the call is repeated.
 
 A new leader never reuses another leader's number for a view, a peer or a request. Terms are unique among masters that
 know of each other; `block` separates the numbers of all others.
@@ -72,13 +72,13 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class Quorum:
-    """The views that count, and whether the peers here suffice."""
+    """The views that count, and whether the connected peers suffice."""
 
     view: int
     """The last installed view; 0 if no survivor was ever accepted."""
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
-    """The peers of each quorum view by view number, the last view in force first."""
+    """The peers of each quorum view by view number, starting with the last view in force."""
     expected: frozenset[int]
     has_majority: bool
     is_complete: bool
@@ -100,9 +100,9 @@ class RecoveredGroup:
     ring: list[int]
     former: list[int]
     is_steady: bool
-    """Whether all its peers are here and their ops run (rule 10)."""
+    """Whether all its peers are connected and their ops run (rule 10)."""
     is_decided: bool = False
-    """Whether a prepared view has settled all the group's ops (rule 8)."""
+    """Whether a prepared view has settled all of the group's ops (rule 8)."""
     unsettled: dict[int, int] = field(default_factory=dict)
     """Peers whose ops must be flushed, each with the epoch of these ops."""
     commits: set[OpRef] = field(default_factory=set)
@@ -122,11 +122,11 @@ class Recovered:
     known_view: int
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
-    """The peers of each quorum view by view number: the last view in force, and those that may be in force too."""
+    """The peers of each quorum view by view number: the last view in force, and others that may be in force."""
     members: dict[int, m.RecoveryReport]
     newcomers: set[int]
     left_out: set[int]
-    """Survivors that do not continue, because they were lost before."""
+    """Survivors that do not continue because they were lost earlier."""
     missing: list[int]
     groups: list[RecoveredGroup]
     is_unchanged: bool
@@ -139,7 +139,7 @@ class Recovered:
 
 
 def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
-    """Return whether a peer's summary is consistent in all that other peers rely on."""
+    """Return whether a peer's summary is consistent in everything that other peers rely on."""
     installed = summary.installed
     rings = (views or Views()).of(installed) if installed is not None else None
     groups = rings.groups_of.get(peer, []) if rings is not None else []
@@ -169,8 +169,8 @@ def quorum_of(
     record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Quorum:
-    """Judge whether the peers here suffice. `has_rivals`: they may follow other masters; otherwise a `record` counts.
-    If a tally is given, the time does not depend on the number of peers.
+    """Judge whether the connected peers suffice. If they may follow other masters (`has_rivals`), a `record` does not
+    count. If a tally is given, the time does not depend on the number of peers.
     """
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     installed = tally.last_installed()
@@ -286,7 +286,7 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
 def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
     is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
     if is_mesh:
-        return  # peers report links that were lost since
+        return  # peers report the links that were lost since then
     group.missing = {(min(peer, other), max(peer, other)) for peer, each in ours.items() for other in each.unlinked}
     if not group.missing and len(ring.peers) > 1:
         # The links are up now, but Install declared that the group is not a mesh.
@@ -313,7 +313,7 @@ def _note_group_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
 
 
 def missed_end(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcome | None:
-    """Return the result of the group call this peer waits in, if another peer received it (rule 12)."""
+    """Return the result of the group call that this peer waits in, if another peer received it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
     known = [
@@ -334,7 +334,7 @@ TERMS = 100
 SALTS = 1000
 """Number of terms and salts that `block` separates."""
 NUMBERS_PER_TERM = 2**40
-"""Size of a block of request numbers, so that answers to a dead master never match a new request."""
+"""Size of a block of request numbers. Answers to a dead master never match a new request."""
 
 
 @dataclass
@@ -435,7 +435,7 @@ def _run_state(
 
 def block(heard: int, term: int, size: int, salt: int) -> int:
     """Return the number above which a leader allocates numbers. It is above the known number `heard`, in a block of
-    `size` that no other of TERMS consecutive terms uses, nor the same term with another `salt` (modulo SALTS)."""
+    `size` numbers that is unique to the term (modulo TERMS) and the `salt` (modulo SALTS)."""
     period = SALTS * TERMS * size
     begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
     return begin if begin > heard else begin + period
@@ -475,7 +475,7 @@ def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[
         for metric, age_s in report.link_metrics
         if metric.peer in members and metric.peer != peer
     ]
-    for at, link, metric in sorted(found, key=lambda each: each[0]):  # the last metric added between two hosts counts
+    for at, link, metric in sorted(found, key=lambda each: each[0]):  # between two hosts, the metric added last counts
         state.link_metrics.measured(link, metric.bytes_per_s, metric.round_trip_us / 1e6, at)
 
 
@@ -518,7 +518,7 @@ def _flush(state: RunState, found: RecoveredGroup) -> None:
 Summary = m.PreVote | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
-"""Bounds of the remembered views and counts. Only forged views exceed them; a forgotten count is recomputed."""
+"""Limits of the remembered views and counts. Only forged views exceed them; a forgotten count is recomputed."""
 
 S = TypeVar("S", bound=Summary)
 View = TypeVar("View", m.InstalledView, m.PreparedView)
@@ -580,7 +580,7 @@ class Views:
 
 @dataclass
 class _Count:
-    """The numbers of peers that are here, and of those whose summaries allow a view to be in force."""
+    """For one view, the number of connected peers and how many of their summaries allow the view to be in force."""
 
     here: int = 0
     answered: int = 0
@@ -589,7 +589,7 @@ class _Count:
 @dataclass
 class SummaryTally(Generic[S]):
     """The last summary of each peer, with incremental counts, so that the cost of a judgement does not depend on the
-    number of peers. `views` may be shared with other tallies. If two views have the same number, the first counts."""
+    number of peers. Tallies may share `views`. If two views have the same number, the first counts."""
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)
@@ -608,7 +608,7 @@ class SummaryTally(Generic[S]):
         return tally
 
     def add(self, peer: int, summary: S) -> None:
-        """Add a peer's summary in place of its last one."""
+        """Replace a peer's summary."""
         self.discard(peer)
         self.summaries[peer] = summary
         if summary.installed is not None:
@@ -642,13 +642,13 @@ class SummaryTally(Generic[S]):
                 count.answered += by if self._leaves_open(peer, summary, view) else 0
 
     def _forget_counts(self, view: int) -> None:
-        """Forget the counts of a view, because its rings have become known or unknown."""
+        """Forget the counts of a view whose rings have become known or unknown."""
         for key in [key for key in self._counts if key[0] == view]:
             del self._counts[key]
 
     def _leaves_open(self, peer: int, summary: S, view: int) -> bool:
-        """Return whether this peer's summary allows a view to be in force. It does if the peer has acknowledged the
-        view, or if the view keeps the peer's ring and the peer knows no newer one."""
+        """Return whether this peer's summary allows a view to be in force: the peer has acknowledged the view, or the
+        view keeps the peer's ring and the peer knows no newer view."""
         told = _prepared_views(summary)
         if any(each.view >= view for each in told):
             return any(each.view == view and each.answered for each in told)

@@ -1,14 +1,14 @@
 """Admission: the first message of a connection, refusals, sites, and delays after an eviction for failed links.
 
-A peer is first unidentified (connected), then pending (Hello), accepted (Install of a view with it), and finally gone.
+A peer is first unidentified (connected), then pending (after Hello), accepted (after Install), and finally gone.
 
     1  A Hello is refused if it is malformed, has a different protocol version, or exceeds a limit.
-    2  A pending peer is *admissible* once it has sent a heartbeat, is not absent, and its site is complete.
-    3  The peers of one *site* are admitted in one view. If one is lost, the same event evicts the others. A peer
-       that leaves deliberately does not affect the others.
+    2  A pending peer is *admissible* if it has sent a heartbeat, it is not absent, and its site is complete.
+    3  The peers of one *site* are admitted in one view. If one is lost, the others are evicted in the same step.
+       A peer that leaves deliberately does not affect the others.
     4  A peer evicted for failed links waits, then tests connections to the others while these continue (`Trial`), and
-       is admissible once that succeeds. The delay is one peer timeout after the first eviction and doubles up to
-       DELAY_S_MAX. A record, identified by host and name without process id, expires WELL_S after the delay's end.
+       is admissible once the test succeeds. The delay is one peer timeout after the first eviction and doubles up to
+       DELAY_S_MAX. The peer's record, keyed by host and name without process id, expires WELL_S after the delay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pccl.types import Result
 DELAY_S_MAX = 300.0
 WELL_S = 600.0
 RECORDS_MAX = 1024
-"""Number of remembered peers. A new one replaces the oldest."""
+"""Maximum number of remembered peers. A new one replaces the oldest."""
 
 _PROCESS_ID = re.compile(r":\d+$")
 
@@ -81,9 +81,9 @@ class Admission:
         self._liveness = liveness
         self._probation = probation
         self.unidentified: dict[int, tuple[str, float]] = {}
-        """Connections without a first message: the host, and the time of the connection."""
+        """Connections without a first message, each with its host and start time."""
         self._trials_due_at: dict[int, float] = {}
-        """Newcomers that were evicted for failed links before, and the time when they may try to connect again."""
+        """Newcomers that were evicted for failed links, each with the time when it may try to connect again."""
         self._broken_sites: dict[str, str] = {}
 
     # Connections without a first message.
@@ -171,7 +171,7 @@ class Admission:
     def _heartbeat_hello(self, connection: int, host: str, message: m.HeartbeatHello) -> None:
         member = self._state.members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
-            # Usually the peer was evicted, and receives the reason on the other connection.
+            # Usually the peer was evicted and receives the reason on its other connection.
             self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
         else:
             self._liveness.take_heartbeats(connection, member)
@@ -180,8 +180,8 @@ class Admission:
 
     @property
     def admissible(self) -> list[int]:
-        """The pending peers that can be admitted: they have sent a heartbeat, are neither absent nor on trial, and the
-        same is true of their whole site."""
+        """The pending peers that can be admitted: they have sent a heartbeat and are neither absent nor on trial, and
+        the same is true of their whole site."""
         state = self._state
         alive = [
             member
@@ -261,13 +261,13 @@ class Admission:
                 self._broken_sites[site] = reason
 
     def to_evict(self) -> Iterator[tuple[int, str]]:
-        """Yield the peers of each site that has lost a peer, with the reason. The caller must evict each one before it
-        requests the next."""
+        """Yield each peer of a site that has lost a peer, with the reason. The caller must evict it before it requests
+        the next."""
         while self._broken_sites:
             site, reason = self._broken_sites.popitem()
             for peer in [peer for peer, member in self._state.members.items() if member.hello.site == site]:
                 yield peer, reason
-            self._broken_sites.pop(site, None)  # losing these peers breaks the same site again
+            self._broken_sites.pop(site, None)  # their loss would break the same site again
 
     # Time.
 
@@ -277,7 +277,7 @@ class Admission:
         for connection, (host, since) in list(self.unidentified.items()):
             if state.now >= since + limit_s:
                 del self.unidentified[connection]
-                state.log("info", f"{host}: closed, it sent no Hello within {limit_s:g} s", is_unauthenticated=True)
+                state.log("info", f"{host}: closed: no Hello within {limit_s:g} s", is_unauthenticated=True)
                 state.close(connection)
 
     def begin_trials(self) -> None:

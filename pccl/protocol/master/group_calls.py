@@ -1,15 +1,15 @@
-"""Group calls: which are complete, and which are deadlocked.
+"""Group calls: detects which are complete and which are deadlocked.
 
-A peer waits in one group call at a time. Ended calls are numbered, so that after the death of a master a recovery
-report identifies the call a peer waits in.
+A peer waits in one group call at a time. Ended calls are numbered, so that a recovery report after the death of a
+master identifies the call that a peer waits in.
 
-1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, otherwise those of
-   the run. A lost peer no longer counts.
+1  A call is complete when all accepted peers of the run wait in it, or for sync_shared_state those of the group. Lost
+   peers no longer count.
 2  A call that ended under an earlier master ends in the same way for a peer that has not received the result.
-3  Calls are deadlocked if all peers of a group or of the run wait in different calls, or if a peer waits in a call
-   while another peer has long waited in an op that the first has not launched. Then are_peers_pending ends with a
-   `PendingAnswer` that describes the others' calls, so that a gathering peer can join their update_topology. If no
-   peer is in are_peers_pending, the calls and the op fail with INVALID_USAGE and the list of waits.
+3  Calls are deadlocked if the peers of a group or of the run all wait, but in different calls, or if one peer waits in
+   a call while another has long waited in an op that the first has not launched. Then are_peers_pending ends with a
+   `PendingAnswer` that describes the others' calls, so that its caller can join their update_topology. If no peer is
+   in are_peers_pending, the calls and the op fail with INVALID_USAGE and a list of the waits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pccl.protocol.messages import Kind, OpRef, PendingAnswer, SyncOffer, Tensor
 from pccl.types import Result, SharedStateSyncStrategy
 
 OVER_S = 1.0
-"""How long are_peers_pending waits before an op that others wait in ends it. A peer reports that it has completed an op
-only afterwards, so a faster peer's next call may arrive before that report."""
+"""Time after which an op that others wait in ends are_peers_pending. A peer reports an op only after it has completed
+it, so a faster peer's next call may arrive before that report."""
 
 
 class GroupCalls:
@@ -45,7 +45,7 @@ class GroupCalls:
         evict: Callable[[int, str, Result], None],
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
     ) -> None:
-        """`missed_ends` maps peers to the result of the group call they wait in, if it ended under an earlier
+        """`missed_ends` maps peers to the result of the group call that they wait in, if it ended under an earlier
         master."""
         self._state = state
         self._waiting: Counter[str] = Counter()
@@ -118,10 +118,10 @@ class GroupCalls:
             self._ring_change.forget_all()
             return False
         if state.accepted_count < sum(len(group.ring) for group in state.groups.values()):
-            # The view of some peers in the rings is not installed yet: they take part in the next call.
+            # Peers whose view is not installed yet take part in the next call.
             return False
         if any(state.members[peer].wait is not None for peer in self._missed_ends):
-            # Such a call must not be mistaken for one that begins now, so all other calls wait too.
+            # Such a call must not be mistaken for a new one, so all other calls wait too.
             if state.is_changing:
                 return False
             if self._send_missed_ends():
@@ -212,11 +212,11 @@ class GroupCalls:
         waits = self._waits_of(peers)
         others = {wait.kind for wait in waits.values()} - {Kind.ARE_PEERS_PENDING}
         answer = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
-        self._end(waits, f"these calls can never meet: {self._listing(waits)}", answer)
+        self._end(waits, f"these calls can never complete: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the group calls of peers that have not launched `op`, in which `stuck` peers wait. Return False if there
-        are none."""
+        """End the group calls of peers that have not launched the op in which `stuck` peers wait. Return False if there
+        are no such calls."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
             return False
@@ -234,7 +234,7 @@ class GroupCalls:
         return True
 
     def abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        """Abort an op after the abort vote due to a deadlock has shown that no peer has committed it."""
+        """Abort a deadlocked op after its abort vote has shown that no peer has committed it."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
         self._verdicts.abort(group, op, vote.code, vote.reason, without=waits)
@@ -358,11 +358,11 @@ class Elected:
     revision: int
     root: bytes
     donors: list[int]
-    """Peers that hold the elected content and may send it, the longest accepted first."""
+    """Peers that hold the elected content and may send it, in order of acceptance."""
     content_receivers: frozenset[int]
-    """Peers whose digest differs, so they fetch the content."""
+    """Peers that fetch the content because their digest differs."""
     loose_receivers: frozenset[int]
-    """Peers whose revision is lower, so they also fetch the loose tensors."""
+    """Peers that also fetch the loose tensors because their revision is lower."""
     reason: str
 
 
@@ -379,12 +379,12 @@ def elect(
     lost: Sequence[tuple[int, str]] = (),
 ) -> Elected | NotElected:
     """Elect one of a group's offers, keyed by peer number (lower: accepted earlier). `incumbents` took part in the last
-    sync, which elected revision `floor`; `lost` are the last lost peers with reasons."""
+    sync, which elected revision `floor`; `lost` maps the last lost peers to the reasons."""
     assert offers
     difference = _schema_difference(offers)
     if difference is not None:
         return NotElected(Result.INVALID_ARGUMENT, difference)
-    # Of two simultaneous newcomers, the one with the higher number may be accepted first and sync alone.
+    # Of two newcomers, the one with the higher number may be accepted first and sync alone.
     by_age = sorted(offers.items(), key=lambda each: (each[0] not in incumbents, each[0]))
     candidates = {peer: offer for peer, offer in by_age if offer.strategy != RECEIVE_ONLY}
     if not candidates:

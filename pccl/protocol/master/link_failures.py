@@ -1,11 +1,11 @@
-"""Link failures: links that broke or cannot be made, and the resulting evictions.
+"""Handles links that broke or cannot be made, and decides the resulting evictions.
 
-A ring needs the links between neighbours. A small group also makes all other links, but works without those that fail.
-A failed pair does not show which of its two peers is at fault; their links to other peers do.
+A ring needs the links between neighbours. A small group also makes all other links, but works without any that fail.
+A failed pair does not show which of its two peers is at fault; the peers' other links do.
 
-    1  A broken link between two live peers is remade (`Prepare.relink`) with all links of both ends. After
-       RELINKS_MAX times without a committed op the pair counts as failed. Decisions wait for the flush after a break,
-       because the ends that report it may still commit ops of the epoch.
+    1  A broken link between two live peers is remade (`Prepare.relink`), as are all links of both ends. After
+       RELINKS_MAX attempts without a committed op the pair counts as failed. The decision waits for the flush after
+       the break, because the ends that report it may still commit ops of the epoch.
     2  Evictions wait until all results are known, or for EVIDENCE_SHARE of the peer timeout after the first failure.
     3  Evictions remove the smallest set of peers that leaves no failed pair (`topology.fewest_evictions`).
     4  A pair is not judged while one of its peers is absent.
@@ -43,13 +43,13 @@ class LinkFailures:
         self._probation = probation
         self._evict = evict
         self._failed: dict[Pair, str] = {}
-        """Needed pairs that cannot connect in the prepared view, and why."""
+        """Pairs that the prepared view needs but that cannot connect, each with the reason."""
         self._given_up: set[Pair] = set()
         """Pairs in the prepared view, needed or not, whose dialer reported that they cannot connect."""
         self._evidence_due_at: float | None = None
         self._relink: set[Pair] = set()
         self._doubted: set[Pair] = set()
-        """Pairs whose link seems to be up, but that the next Prepare makes again as a test."""
+        """Pairs whose link seems to be up; the next Prepare remakes it as a test."""
         self._unlogged: dict[Pair, tuple[str, dict[str, int]]] = {}
         """Pending log lines about lost links, by pair, each with its text and attributes (rule 6)."""
         self._relinks: dict[Pair, int] = {}
@@ -57,15 +57,15 @@ class LinkFailures:
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time of the next eviction for failed links, or None if there is none or it does not depend on time."""
+        """The time of the next eviction for failed links; None if no eviction waits for a time."""
         due_at = self._evidence_due_at
         return due_at if due_at is not None and due_at > self._state.now else None
 
     # Messages from peers.
 
     def note_failed(self, member: Member, other: int, reason: str) -> None:
-        """Record that a peer cannot make its link with `other`. The dialer's reason takes precedence, because the
-        other end has only waited."""
+        """Record that a peer cannot make its link with `other`. The dialer's reason takes precedence, because
+        the other end only waits."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
         self._log_lost([pair])
@@ -87,7 +87,7 @@ class LinkFailures:
             self.note_failed(member, message.peer, message.reason)
 
     def link_lost(self, member: Member, message: m.LinkLost) -> None:
-        """Handle a broken link: make it again unless the group already goes without it (rule 1)."""
+        """Handle a broken link: remake it unless the group already works without it (rule 1)."""
         state = self._state
         other = state.members.get(message.peer)
         if other is None or other.hello.group != member.hello.group or other is member:
@@ -131,8 +131,8 @@ class LinkFailures:
     # The stages of a view.
 
     def give_up_worn(self) -> bool:
-        """Drop links that broke too often, or evict peers if the links are needed (rule 1). Return whether peers were
-        evicted. Called once all flushes are answered."""
+        """Once all flushes are answered, drop links that broke too often, or evict peers if a ring needs the links
+        (rule 1). Return whether peers were evicted."""
         needed: dict[Pair, str] = {}
         for pair, reason in self._worn.items():
             group = self._state.group_of(self._state.members[pair[0]])
@@ -146,7 +146,7 @@ class LinkFailures:
         return bool(needed)
 
     def prepare(self) -> list[Pair]:
-        """Return the pairs whose links the prepared view makes again. Discard earlier reports."""
+        """Return the pairs whose links the prepared view remakes. Discard earlier reports."""
         pairs = self._links_to_try()
         for pair in pairs:
             self._state.made_in[pair] = self._state.view
@@ -188,8 +188,8 @@ class LinkFailures:
         return True
 
     def _are_settled(self, pairs: Iterable[Pair], failed: Collection[Pair]) -> bool:
-        """Return whether each pair's dialer has reported the outcome, or the other end that the link is up. A peer need
-        not be waited for if the dialer it waits for has given up."""
+        """Return whether, for each pair, the dialer has reported the outcome or the other end has reported that the
+        link is up. A peer whose dialer has given up is not waited for."""
         awaiting = self._state.change.awaiting_ready
         return all(
             high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)

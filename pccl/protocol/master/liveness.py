@@ -1,18 +1,18 @@
 """Liveness: judge from heartbeats, control connections and link reports which peers are alive.
 
-    1  A peer whose heartbeats stop for `peer_timeout_s` is evicted, as is one whose heartbeat connection closes and
-       that makes no new one within that time.
-    2  A peer whose control connection breaks is *absent*. It is kept for `peer_timeout_s` while its heartbeats
-       continue, and may reattach.
+    1  A peer is evicted if its heartbeats stop for `peer_timeout_s`, or if its heartbeat connection closes and it does
+       not make a new one within that time.
+    2  A peer whose control connection breaks is *absent*. It may reattach, and is kept for `peer_timeout_s` while its
+       heartbeats continue.
     3  An absent peer without heartbeats is lost immediately once all its observers (at least one) have lost their links
        to it. Observers are the present peers in its ring that have a link to it. Newcomers count only if there are no
-       others, and a peer that is still making its link never counts.
+       other observers, and a peer that is still making its link never counts.
     4  An absent peer without observers is kept as in 2.
     5  A pending peer that is being admitted is lost as soon as both its connections have ended.
-    6  If, when the first peer would be lost, most peers of the view and most of all that ever sent a heartbeat are late
-       by half the timeout, this master itself is cut off (`has_lost_sight`): it evicts none and is deposed.
+    6  Before it evicts a peer, the master checks whether it is cut off itself (`has_lost_sight`). If most peers of the
+       view and most of all that ever sent a heartbeat are late by half the timeout, it evicts none and is deposed.
 
-Observers are wrong if all connections of a living peer are reset at once. The cost is an unnecessary eviction.
+If all connections of a living peer are reset at once, observers are wrong, and it is evicted unnecessarily.
 
 After a takeover each peer has one peer timeout to make its heartbeat connection.
 """
@@ -38,9 +38,9 @@ class Liveness:
         self._first_due_at: dict[int, float] = {}
         self._due_at = dict.fromkeys(state.members, state.now + state.options.peer_timeout_s)
         self.absent_until: dict[int, float] = {}
-        """Peers without a control connection, the longest absent first, and the time when each counts as lost."""
+        """The time when each absent peer counts as lost, the longest absent peer first."""
         self._cut: set[tuple[int, int]] = set()
-        """Pairs (peer, other) in which the peer has lost its link with the other since the link was made."""
+        """Pairs (peer, other): the peer has lost its link with the other since the link was made."""
         self._suspects: set[int] = set()
         self._quiet: set[int] = set()
 
@@ -156,7 +156,7 @@ class Liveness:
 
     def has_lost_sight(self, but_of: int) -> bool:
         """Return whether this master has lost most accepted peers and most of all peers that ever sent a heartbeat.
-        `but_of` counts as lost."""
+        The peer `but_of` counts as lost."""
         lost: Counter[bool] = Counter()
         heard = 0
         for peer, member in self._state.members.items():

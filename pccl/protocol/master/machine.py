@@ -1,15 +1,15 @@
 """The master's state machine, which manages the membership and decides outcomes, but never handles payload.
 
-Peers must agree on the membership and on the end of every op, although any of them may die at any time. As in
+Peers must agree on the membership and on the outcome of every op, although any of them may die at any time. As in
 view-synchronous membership, a new view is installed only once the ops of the previous view have ended in the same way
 on all its peers.
 
 Events arrive through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns effects to perform in
-order. The rules rely on message order within a control connection. After each event the machine takes every step that
-has become possible (`_advance`). A `deposed` master takes none.
+order. The rules rely on the order of messages within a control connection. After each event the machine takes every
+step that has become possible (`_advance`). A `deposed` master takes none.
 
-The work for a message does not grow with the number of peers. Only a view, a verdict or the end of a group call visits
-all peers, and a message to many peers is a single object that is encoded once.
+The cost of handling a message does not grow with the number of peers. Only a view, a verdict or the end of a group call
+is sent to all peers, and a message to many peers is a single object that is encoded once.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Master:
         sites_broken_by: str = "",
     ) -> None:
         """Lead a new run if only `state` is given. The other arguments are for a takeover (`recovery.take_over`):
-        `missed_ends` are ends of group calls that peers have not received and still wait for, `sites_broken_by` says
-        why peers of sites may be missing."""
+        `missed_ends` are the results of ended group calls that peers still wait in, and `sites_broken_by` says why
+        peers of sites may be missing."""
         self.state = state
         """The run's state. Other modules may read it but not change it."""
         self.leadership = leadership or Leadership(state)
@@ -174,7 +174,7 @@ class Master:
         self.admission.expire()
         limit_s = state.options.answer_limit_s
         for peer in list(state.asked_at):
-            # Look up each time, because an eviction may send further requests.
+            # Look it up each time, because an eviction may send further requests.
             if now >= state.asked_at[peer] + limit_s:
                 self._evict(peer, f"did not answer the master within {limit_s:g} s")
         for peer, silent_s in self.liveness.silent():
@@ -240,7 +240,7 @@ class Master:
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
         member = self.state.members[peer]
-        if member.accepted:  # others have no run to return to, and any client could make this set grow
+        if member.accepted:  # others have no run to return to, and clients could make this set grow without limit
             self.leadership.evict(peer)
         self.state.send(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self.state.close(member.connection)
@@ -249,7 +249,7 @@ class Master:
     def _evict_silent(self, peer: int, silent_s: float) -> None:
         reason = f"silent for {silent_s:.1f} s"
         if self.state.members[peer].absence:
-            self._lose_late(peer, reason)  # a host that closes connections is up, so the peer may return
+            self._lose_late(peer, reason)  # a host that closes connections is alive, so the peer may return
         elif not self._is_own_outage(peer):
             self._evict(peer, reason)
 
@@ -326,8 +326,8 @@ class Master:
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """Admit waiting peers if there is no accepted peer to call update_topology. Peers in a ring that an earlier
-        master announced are accepted by the view in progress."""
+        """Admit waiting peers if no accepted peer can call update_topology. Peers in a ring that an earlier master
+        announced are accepted by the view in progress."""
         if not self._has_nobody:
             return False
         waiting = self.admission.admissible

@@ -1,9 +1,9 @@
-"""Rings: the places of newcomers, and optimize_topology.
+"""Rings: where newcomers are inserted, and how optimize_topology reorders peers.
 
 optimize_topology measures links in rounds, searches for a better ring for each group, and installs it in the same way
 as a ring change after a loss. Groups of up to ALL_PAIRS_PEERS_MAX peers measure all pairs; in larger ones each peer
 measures that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX, and the
-search uses the values known then. A missing link counts as unreachable, and no ring that needs one is adopted.
+search uses the values known by then. A missing link counts as unreachable, and a ring that needs one is not adopted.
 
 Otherwise a ring keeps its order: a lost peer is removed, and newcomers are inserted where they cost least.
 """
@@ -24,8 +24,8 @@ from pccl.protocol.topology import RingProblem, ring_links, updated_ring
 
 
 def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
-    """Insert newcomers in the order of their numbers: at the best place if their host has metrics, else after peers on
-    the same host, else at the end. Other peers keep their order."""
+    """Insert newcomers in the order of their numbers: at the best position if metrics of their host are known, else
+    after peers on the same host, else at the end. Other peers keep their order."""
     found = list(ring)
     rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
     slowest = min(rates, default=float("inf"))
@@ -43,8 +43,7 @@ def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float)
         return beside[-1] + 1 if beside else len(ring)
 
     def harm(at: int) -> tuple[int, int, float, float, int]:
-        """Return the cost of a place for the ring. Slow links count only if they are slower than the ring already
-        is."""
+        """Return the cost of a position. A slow link counts only if it is slower than the ring's slowest link."""
         new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
         unreachable = sum(metrics.is_unreachable(pair) for pair in new)
         known = [metric for pair in new if (metric := metrics.get(pair)) is not None]
@@ -58,15 +57,15 @@ def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float)
 
 ROUNDS_MAX = 64
 ROUND_S_MAX = 8.0
-"""Seconds that a round may take, which is longer than a failing measurement takes."""
+"""Seconds that a round may take, longer than any failing measurement."""
 MEASURING_S_MAX = 20.0
 ALL_PAIRS_PEERS_MAX = 32
 """Largest group that measures all pairs. In a larger one each peer measures this many links per call."""
 FASTER = 1.05
 SHORTER = 0.9
 """A ring replaces another with as many reachable and known links if its slowest link is faster by the factor FASTER, or
-if that link is as fast and the sum of latencies is smaller by the factor SHORTER. Smaller differences may be noise of
-the measurements."""
+if that link is as fast and the sum of latencies is smaller by the factor SHORTER. Smaller differences may be
+measurement noise."""
 LISTED_MAX = 24
 MBIT = 1e6 / 8
 
@@ -88,13 +87,13 @@ def wanted(ring: Sequence[int], metrics: LinkMetrics, salt: int, now: float) -> 
 
 
 def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
-    """Divide links into rounds that measure them concurrently: each goes to the first round where it disturbs no other.
+    """Divide links into rounds that measure them concurrently: each goes to the first round without a conflict.
 
     Links that do not fit into ROUNDS_MAX rounds are left out.
     """
     found: list[list[Pair]] = []
     taken: defaultdict[object, int] = defaultdict(int)
-    """For each resource that a round may use only once, the rounds that use it, as bits."""
+    """For each resource that a round may use only once, a bit mask of the rounds that use it."""
     known_hosts: set[object] = set()
     for sender, receiver in pairs:
         hosts = metrics.hosts(sender), metrics.hosts(receiver)
@@ -156,8 +155,8 @@ class Optimization:
         return number == self.number and peer in self._asked
 
     def answered(self, peer: int, found: Mapping[Pair, tuple[float, float]], now: float) -> list[Pair]:
-        """Record a peer's measurements: bytes per second and round trips in seconds. Return the links that could not
-        be measured."""
+        """Record a peer's measurements of rates (bytes per second) and round trips (seconds). Return the links that
+        could not be measured."""
         failed = []
         for pair in self._asked.pop(peer):
             if pair in found:
@@ -200,7 +199,7 @@ class Outlook:
     slowest: Pair | None
     bytes_per_s: float
     latency_s: float
-    """The sum of the known links' latencies around the ring."""
+    """Sum of the latencies of the ring's known links."""
 
     def is_better(self, other: Outlook) -> bool:
         bad, others = (self.unreachable, self.unknown), (other.unreachable, other.unknown)
@@ -236,7 +235,7 @@ def outlook(ring: Sequence[int], metrics: LinkMetrics) -> Outlook:
 
 
 def decide(present: Sequence[int], found: Sequence[int], metrics: LinkMetrics) -> tuple[list[int], str]:
-    """Return the ring to use from now on, and the reason for the log. `found` may contain peers that are gone."""
+    """Return the ring to use from now on, and the reason to log. `found` may contain peers that are gone."""
     kept = updated_ring(found, present)
     before, after = outlook(present, metrics), outlook(kept, metrics)
     if len(present) < 2:

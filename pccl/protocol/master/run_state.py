@@ -22,7 +22,7 @@ from pccl.protocol.stragglers import GroupScene, Stragglers
 from pccl.protocol.topology import RingProblem
 
 ANSWER_TIMEOUTS = 3.0
-"""Number of peer timeouts for an answer, more than making a link may take."""
+"""Number of peer timeouts that an answer may take. Making a link takes less."""
 NAMED_MAX = 20
 
 
@@ -31,10 +31,9 @@ class MasterOptions:
     peer_timeout_s: float = 5.0
     engine_threads: int = 1
     hello_timeout_s: float = 10.0
-    """Seconds that a connection may stay silent before Hello, and then the seconds that a peer has to send its first
-    heartbeat."""
+    """Time limit in seconds for a connection's Hello, and then for the peer's first heartbeat."""
     answer_timeout_s: float = 90.0
-    """Seconds that an accepted peer may take to answer Flush or Prepare before it is evicted, but at least
+    """Seconds after which an accepted peer that has not answered Flush or Prepare is evicted. The limit is at least
     ANSWER_TIMEOUTS peer timeouts."""
     connections_max: int = 4096
     pending_max: int = 1024
@@ -133,7 +132,7 @@ class Group:
     """Whether the peers know that the group is a mesh, and so complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
     unreliable: set[Pair] = field(default_factory=set)
-    """Pairs of non-neighbours whose link broke repeatedly. They count as missing."""
+    """Pairs of non-neighbours whose links broke repeatedly and so count as missing."""
     decision: str = ""
     direct_limit: int = UNKNOWN
     is_local: bool = False
@@ -179,7 +178,7 @@ class ViewChange:
     awaiting_ready: set[int] = field(default_factory=set)
     """Peers that are still making links for the last prepared view."""
     unaware: set[int] = field(default_factory=set)
-    """Peers that keep their ring in the last prepared view but have not answered its Prepare."""
+    """Peers that keep their ring in the last prepared view and have not answered its Prepare."""
 
     def forget(self, peer: int) -> None:
         for peers in (self.admitting, self.awaiting_ready, self.unaware):
@@ -190,7 +189,7 @@ class RunState:
     """The state of the run named `run`. Peers of other runs are refused."""
 
     def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
-        """`secret` is the run's secret. It shows peers which masters know the run."""
+        """`secret` shows peers which masters know the run."""
         self.run = run
         self.secret = secret
         self.term = term
@@ -208,9 +207,9 @@ class RunState:
         self.change = ViewChange()
         self.introduced: set[int] = set()
         self.lost: list[tuple[int, str]] = []
-        """Peers that the view in force has and the next one lacks, and why."""
+        """Peers that are in the view in force but not in the next one, each with the reason."""
         self.asked_at: dict[int, float] = {}
-        """When each peer that owes an answer was asked for it, the longest wait first."""
+        """Peers that owe an answer, each with the time of the request, the longest wait first."""
         self.made_in: dict[Pair, int] = {}
         self.history = History()
         self.traffic = Traffic(self.history)
@@ -323,7 +322,7 @@ class RunState:
 
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
     if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
-        silent_s = {}  # it is more likely that this master is cut off
+        silent_s = {}  # the master itself is more likely to be cut off
     groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
     begun, over = state.stragglers.judge(groups, silent_s, state.now)
     for level, findings in (("warning", begun), ("info", over)):
@@ -358,21 +357,21 @@ class Send:
 
 @dataclass(frozen=True)
 class Close:
-    """Close the connection after sending everything queued before."""
+    """Close the connection after sending everything queued earlier."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class TakeHeartbeats:
-    """Answer Accepted, and use this connection only for heartbeats. It ends with `silent` or `disconnected`."""
+    """Answer Accepted and use this connection only for heartbeats until `silent` or `disconnected` reports its end."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class FindRings:
-    """Search for the best ring of each group, which takes time, then call `rings_found`."""
+    """Search for the best ring of each group, which takes a while, then call `rings_found`."""
 
     search: int
     problems: dict[int, RingProblem]
@@ -389,7 +388,7 @@ class MasterLog:
 
 @dataclass(frozen=True)
 class Persist:
-    """Store this record before performing any later effect; on disk, if it must survive the process."""
+    """Store this record, on disk if it must survive the process, before performing any later effect."""
 
     record: RunRecord
 
@@ -397,10 +396,10 @@ class Persist:
 Effect = Send | Close | TakeHeartbeats | FindRings | MasterLog | Persist
 
 
-# The undecided ops of one group in one epoch, with the peers that reported done.
+# The undecided ops of one group in one epoch, with the peers that reported them done.
 
 DECIDED_TAGS_MAX = 100_000
-"""Number of tags whose last verdict is remembered. Late messages only concern recent verdicts."""
+"""Number of tags whose last verdict is remembered. Late messages concern only recent verdicts."""
 
 
 class Ledger:
@@ -409,11 +408,11 @@ class Ledger:
         self._is_meshed = is_meshed
         self._order = tuple(ring)
         self.stalled: dict[OpRef, set[int]] = {}
-        """Undecided ops and the peers that have waited in them for a long time."""
+        """Undecided ops, each with the peers that have waited in it for a long time."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
         self._verdicts: dict[OpRef, None] = {}
-        """Ops that peers complete by themselves, but that the master decided, the oldest first."""
+        """Ops that peers usually complete by themselves but the master decided, the oldest first."""
 
     def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
         """Record that `peer` has done these ops; return the ops that this commits."""
@@ -463,7 +462,7 @@ class Ledger:
         return commits
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
-        """Return the call a peer waits in (`call_of`), and the other peers that have not completed the op."""
+        """Return the call that a peer waits in (`call_of`), and the other peers that have not completed the op."""
         holders, ranks = self._done.get(op, set()), ranks_of(op.tag)
         if ranks is None:
             return "op", (each for each in self._order if each not in holders and each != peer)

@@ -1,8 +1,8 @@
-"""A run's history in bounded memory (totals, the last minutes, losses and log lines), and its traffic.
+"""A run's traffic, and its history in bounded memory: totals, the last minutes, losses and log lines.
 
 Each peer reports its session's totals every few seconds (`messages.Report`), and the master adds the differences:
 
-    1  Ops are counted per epoch. A group's count is the highest of any peer, so no op counts twice.
+    1  Ops are counted per epoch. A group's count is the highest that any peer reports, so no op counts twice.
     2  A peer's first report is the baseline for its later ones, so a new master counts from there.
 """
 
@@ -68,7 +68,7 @@ def _sum(a: Totals, b: Totals) -> Totals:
 RATED_OVER_S = 1.9
 """Shortest time over which a rate is computed."""
 EPOCHS_KEPT = 8
-"""Number of epochs kept for each group. Reports for the last ones may still be in transit."""
+"""Number of epochs kept for each group, because reports for the last ones may still be in transit."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Traffic:
         more_committed = more_aborted = 0
         for epoch, committed, aborted in report.ops:
             if epoch not in epochs and (is_first or epoch < max(epochs, default=0)):
-                # No peer has reported this epoch: it precedes this master, or is too old.
+                # No peer has reported this epoch: it began before this master or is too old.
                 epochs[epoch] = committed, aborted
                 continue
             known = epochs.get(epoch, (0, 0))

@@ -1,15 +1,15 @@
-"""Verdicts on ops: commit or abort, decided once and alike for all peers of a ring.
+"""Verdicts on ops: commit or abort, decided once and for all peers of a ring.
 
-Peers start ops by themselves, and in a mesh also complete them by themselves (`completion`), so that the master only
-handles ops that take long or are given up. In other groups peers report every done op (`run_state.Ledger`).
+Peers start ops by themselves. In a mesh they also complete them by themselves (`completion`), so the master handles
+only ops that take long or are given up. In other groups peers report every done op (`run_state.Ledger`).
 
     1  A verdict is decided once, and sent to each peer of the ring before any message that depends on it.
-    2  If a peer gives up an op, the master holds an *abort vote*: every participant reports that it has committed the
-       op, or promises not to. The op is aborted if none has committed it.
+    2  If a peer gives up an op, the master holds an *abort vote*: every participant either reports that it has
+       committed the op or promises not to. The op is aborted if none has committed it.
     3  A *flush* asks every survivor for its done ops. The ops that all survivors have done are committed, all others
        aborted. These verdicts are sent with the next Prepare, so a view separates ops (virtual synchrony).
     4  Use counts of tags start at 0 in every epoch. A group that has used too many tags gets a new epoch with the same
-       ring, earlier if it is idle.
+       ring; while it is idle, a lower limit applies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OpVerdicts:
         abort_deadlocked: Callable[[Group, OpRef, OpenAbortVote], None],
         may_be_meshed: Callable[[Group], bool],
     ) -> None:
-        """`committed` is called for each group that commits ops, `abort_deadlocked` after an abort vote due to a
+        """`committed` is called for each group that commits ops, and `abort_deadlocked` after an abort vote due to a
         deadlock. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
         self._state = state
         self._evict = evict
@@ -74,7 +74,7 @@ class OpVerdicts:
             return
         op = OpRef(message.tag, message.sequence)
         if not message.may_be_done:
-            # No peer has committed it or will.
+            # No peer has committed it or ever will.
             self.abort(group, op, message.code, message.reason)
         elif op in group.votes:
             self._note_vote(group, op, member.peer)
@@ -187,7 +187,7 @@ class OpVerdicts:
                 if group.commits or decided:
                     self._committed(group)
                 committed = {*group.commits, *decided}
-                # All peers have ended the other reported commits.
+                # The other reported commits have ended at all peers.
                 group.commits = [op for op in group.commits if op in group.open_ops] + decided
                 for op, vote in group.votes.items():
                     if op not in committed:

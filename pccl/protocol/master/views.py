@@ -1,18 +1,18 @@
 """Views: the right to lead, missing links, and the stages of a view change.
 
-Leadership. If peers know several masters, lost peers may follow another one. Two masters never lead simultaneously:
+Leadership. If peers know several masters, the peers that one master loses may follow another. Only one master leads:
 
     1  A master that has lost a majority of the installed view is deposed.
     2  Until its first own view is installed, the same applies to every other view that may be installed (quorum views).
     3  A peer that leaves deliberately does not count as lost.
-    4  A view that keeps a peer's ring needs no answer from that peer if the peers that are lost or have not answered
-       are not a majority of any quorum view.
+    4  A view that keeps a peer's ring may be installed before that peer answers, provided that the peers that are lost
+       or have not answered are not a majority of any quorum view.
     5  A lost peer remains a member until a view without it is installed (`is_final_without`).
 
 Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end tries
 to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. Once all missing pairs can connect, the
 group gets a new epoch at the end of a group call without ops in flight. Links that broke repeatedly
-(`Group.unreliable`) are not tried.
+(`Group.unreliable`) are not retried.
 
 Stages of a view change, as in view-synchronous membership:
 
@@ -21,7 +21,7 @@ Stages of a view change, as in view-synchronous membership:
     install   the view is installed, and ops start in it
 
     1  View numbers only increase. After a loss during a change, the necessary stages are repeated.
-    2  Each group changes by itself. A ring's *epoch* is the view of its last change, and is part of each op's name.
+    2  Each group changes by itself. A ring's *epoch* is the view in which it last changed, and is part of op names.
     3  A small group links all pairs. If all links are up it is a mesh, and ops may use the direct algorithm
        (`Install.is_meshed`) up to a size derived from the speeds of the links (`direct_limit`).
 """
@@ -44,7 +44,7 @@ from pccl.protocol.status import Totals
 
 
 class Leadership:
-    """The right of one master to lead its run."""
+    """One master's right to lead its run."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Leadership:
         """Other views that may be in force, until this master has installed a view of its own."""
         self._quorum_views = list(quorum_views)
         self._parted: set[int] = set()
-        """Peers of the view in force that will not return, because they have left or were evicted."""
+        """Peers of the view in force that will not return because they left or were evicted."""
 
     @property
     def has_begun(self) -> bool:
@@ -81,7 +81,7 @@ class Leadership:
         if listed:
             return self.record([RecordedView.of(self._state.view, listed)])
         if self._in_force is not None:
-            # A peer that only lost its connection may return and learn that the run has ended.
+            # A peer that lost only its connection may return, and then learns that the run has ended.
             self._in_force = RecordedView(self._in_force.view, self._in_force.peers - self._parted)
         self._possible.clear()
         return self.record(is_over=True)
@@ -95,7 +95,7 @@ class Leadership:
         self._quorum_views = [QuorumView(len(accepted), frozenset(accepted))] if accepted else []
 
     def is_known_to_enough(self, unaware: Collection[int]) -> bool:
-        """Return whether rule 4 allows a view to be installed. `unaware` are the peers that have not answered it."""
+        """Return whether rule 4 allows a view to be installed. `unaware` peers have not answered its Prepare."""
         return not unaware or all(
             view.lost + len(view.here.intersection(unaware)) < majority(view.size) for view in self._quorum_views
         )
@@ -158,7 +158,7 @@ class MissingLinks:
             retry.works = False
 
     def may_stand(self, group: Group) -> bool:
-        """Return whether the group would be a mesh in a new epoch, according to the last tries."""
+        """Return whether the group would be a mesh in a new epoch, according to the last trials."""
         return bool(
             group.running
             and _is_small(group)
@@ -187,7 +187,7 @@ class MissingLinks:
         for other in self._asked.pop(member.peer, ()):
             retry = self._retries.get((other, member.peer))
             if retry is None:
-                continue  # one of the two is gone, or the link is up
+                continue  # one of the two peers is gone, or the link is up
             if not retry.works and other not in failed:
                 text = f"peers {(other, member.peer)} have no link but can connect now; the next group call makes it"
                 self._state.log("info", text, {**member.about, "other": other})
@@ -265,7 +265,7 @@ class ViewStages:
         state.introduced = set(listed)
         # The verdicts are kept until the install: a newcomer has none of these ops, and a peer that receives the
         # verdicts twice (after a further loss) has already ended them.
-        self._liveness.suspect_cut()  # peers that are making their links again are not observers
+        self._liveness.suspect_cut()  # peers that are remaking their links are not observers
 
     def _take_in(self, peers: Iterable[int]) -> None:
         state = self._state
@@ -274,7 +274,7 @@ class ViewStages:
             newcomers.setdefault(state.members[peer].hello.group, []).append(peer)
         for number, found in newcomers.items():
             group = state.groups.setdefault(number, Group(number))
-            # Newcomers are admitted by update_topology, during which no op is in flight, or into an empty run.
+            # Newcomers are admitted into an empty run or by update_topology, during which no op is in flight.
             group.running = False
             group.ledger = Ledger(())
             group.votes.clear()

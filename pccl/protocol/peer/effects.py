@@ -1,4 +1,4 @@
-"""Effects of a peer's machine on its connections, engine, links and callers, and the outbox that collects them."""
+"""Effects that a peer's machine requests from its connections, engine, links and callers; and their outbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SubmitOp:
     rank: int
     world_size: int
     links: tuple[int, ...]
-    """The link to each rank; 0 for this peer itself and for a missing link."""
+    """The link to each rank; 0 stands for this peer itself or a missing link."""
     is_meshed: bool
     is_mutual: bool
     """Whether its participants complete it without the master (`completion`): the engines notify each other, and
@@ -68,7 +68,7 @@ class ForgetOp:
 
 @dataclass(frozen=True)
 class ForgetUnlaunched:
-    """Drop uses of a tag that ended before this peer launched them. They are never submitted."""
+    """Drop uses of a tag that ended before this peer launched them and so are never submitted."""
 
     epoch: int
     tag: int
@@ -140,7 +140,7 @@ class CloseLink:
 
 @dataclass(frozen=True)
 class RunSync:
-    """Take part in a shared-state transfer. If this peer has to fetch, call `sync_ended` at the end."""
+    """Take part in a shared-state transfer. If this peer has to fetch state, call `sync_ended` at the end."""
 
     plan: m.SyncPlan
     donors: list[m.PeerInfo]
@@ -164,7 +164,7 @@ class ProbedLink:
 class Installed:
     view: View
     lost: list[tuple[int, str]]
-    """Lost peers of the previous view, each with the reason."""
+    """Lost peers of the previous view, each with its reason."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class PeerLog:
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
     link: int = 0
-    """The link that the line is about, or 0. Such a line is delayed, and dropped if the link closes first."""
+    """The link that the line is about, or 0. A line about a link is delayed, and dropped if the link closes first."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class StartEngine:
 class KeepHeartbeats:
     """Exchange heartbeats with the master over a separate connection, and reconnect it when it closes.
 
-    Call `master_lost` after `timeout_s` of silence. The next KeepHeartbeats or SeekMaster ends this one.
+    Call `master_lost` after `timeout_s` of silence. The next KeepHeartbeats or SeekMaster ends this effect.
     """
 
     timeout_s: float
@@ -239,8 +239,8 @@ Effect = (
 class Outbox:
     """Collects one peer's effects in order, and its reports to the master.
 
-    Messages to an absent master are dropped, because the other parts keep their content as state and repeat it to the
-    next master. Reports from one batch of events are combined into one message.
+    Messages to an absent master are dropped, because the machine's parts keep their content as state and repeat it to
+    the next master. Reports from one batch of events are combined into one message.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class Outbox:
             self._effects.append(ToMaster(message))
 
     def answer(self, message: m.FromPeer) -> None:
-        """Answer a master, even if it does not lead yet."""
+        """Send a message to a master even if it does not lead yet."""
         self._effects.append(ToMaster(message))
 
     def report_ops_of(self, epoch: int) -> None:

@@ -31,15 +31,15 @@ class _Call:
     kind: str
     offer: m.SyncOffer | None
     held: m.SyncOffer | None = None
-    """The offer at the time when the plan arrived."""
+    """The offer when the plan arrived."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
     """Whether the plan's data has arrived."""
 
     def current_offer(self) -> m.SyncOffer | None:
-        """Return the present offer. It differs from the caller's after a transfer under an earlier master has
-        overwritten the state."""
+        """Return the current offer. It differs from the caller's if a transfer under an earlier master has overwritten
+        the state."""
         offer, plan = self.offer, self.plan
         if offer is None or plan is None:
             return offer
@@ -80,7 +80,7 @@ class GroupCalls:
         return list(self._outcomes.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
-        """Enter a call after those already queued. It ends with a CallResult."""
+        """Enter a call, or queue it after the others. It ends with a CallResult."""
         self._waiting.append(_Call(call, kind, offer))
         self._enter_next()
 

@@ -4,18 +4,18 @@ A link is identified by the pair and the view whose `Prepare` made it (`made_in`
 belong to it. The peer with the higher number (accepted later) dials. Link numbers are local to the peer and its engine.
 
 *Connections.* The dialer replaces a lost connection. Unless the caller fixes their number, the dialer gives a distant
-link with loss-based congestion control more connections from the start. Either end doubles them while TCP windows limit
-the link (the bandwidth-delay product is unknown in advance), and quadruples them while losses limit it on a path that
-is not full (`native/src/growth.h`). With several engine threads, a connection's index assigns it to one thread on both
-sides. Every link begins with a connection for each thread, a lost one is replaced in its thread, and each thread grows
-its own connections.
+link with loss-based congestion control more connections from the start. Either end doubles the number while TCP windows
+limit the link (the bandwidth-delay product is unknown in advance), and quadruples it while losses limit the link on a
+path that is not full (`native/src/growth.h`). With several engine threads, a connection's index assigns it to one
+thread on both sides. Every link begins with one connection per thread. Each thread replaces its own lost connections
+and adds further ones.
 
-A link without connections is lost. If the other end notices later and still dials, its connections are refused until
-the next view remakes the link.
+A link without connections is lost. If the other end has not noticed yet and still dials, its connections are refused
+until the next view remakes the link.
 
 *Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then remade.
-The other half bounds that attempt, so a dead path is known after one peer timeout, like a silent peer. Only the dialer
-can detect that the path is dead; the other end waits longer, because the dialer's process may merely be busy.
+The attempt may take the other half, so a dead path is detected after one peer timeout, like a silent peer. Only the
+dialer can detect a dead path; the other end waits longer, because the dialer's process may merely be busy.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outb
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout a link may be silent, and that the attempt to remake it may then take."""
+"""Share of the peer timeout for which a link may be silent, and which an attempt to remake it may take."""
 LINK_TIMEOUTS = 2.0
-"""Peer timeouts that making a link may take, but at least `LINK_TIMEOUT_S_MIN`."""
+"""Number of peer timeouts that making a link may take; the minimum is `LINK_TIMEOUT_S_MIN`."""
 LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
 GROWN_CONNECTIONS_MAX = 16
 """Largest number of connections of a link that is limited by windows."""
 START_CONNECTIONS = 32
-"""Initial connections of all distant links together, if these request them (`native/src/growth.h`)."""
+"""Initial connections of all distant links together, if the links request them (`native/src/growth.h`)."""
 LOSSY_CONNECTIONS_MAX = 128
-"""Largest number of connections of all links limited by losses. Each link may always have `GROWN_CONNECTIONS_MAX`, but
-at most `LINK_CONNECTIONS_MAX`."""
+"""Largest total number of connections of links limited by losses. Each link may always have `GROWN_CONNECTIONS_MAX`,
+but never more than `LINK_CONNECTIONS_MAX`."""
 LOSSY_GROWTH = 3
 """Connections added for each existing one if losses limit the link."""
 PROBE_CONNECTIONS_MIN = 4
-"""Connections of a measurement if links may grow, so that no window limits it that ops would outgrow."""
+"""Connections of a measurement if links may grow, so that it is not limited by windows that ops would outgrow."""
 GRACE_S = 0.5
-"""Largest lag of the other end in making a link, in seconds."""
+"""How much later than this end the other end may begin to make a link, in seconds."""
 
 
 class Limit(Enum):
@@ -75,7 +75,7 @@ class _Link:
     dial: bool
     connected: int = 0
     is_up: bool = False
-    """Whether all of them are established. From then on more may be added, and any but the last may break."""
+    """Whether these connections are established. From then on, more may be added, and all but the last may break."""
     lost_early: list[int] = field(default_factory=list)
     """Engine threads whose connections were lost before the link was up."""
     started_early: set[int] = field(default_factory=set)
@@ -156,7 +156,7 @@ class Links:
         self._made_in = {peer: made_in for peer, made_in in self._made_in.items() if peer in members}
 
     def prepare(self, relinked: Collection[int]) -> None:
-        """Make the links that the view needs and close the others, those with `relinked` peers first."""
+        """Make the links that the view needs, after closing all others and those with `relinked` peers."""
         for peer in relinked:
             self._drop(peer)
         for peer in [peer for peer in self._links if peer not in self._members]:
@@ -192,7 +192,7 @@ class Links:
     # Reports from the engine and the dialers.
 
     def lost(self, link: int, reason: str) -> m.LinkLost | None:
-        """Record that a link broke. Return the message to the master, if one is needed."""
+        """Record that a link broke. Return the message to send to the master, or None if none is needed."""
         found = self._find(link)
         if found is None:
             return None
@@ -253,12 +253,12 @@ class Links:
         by_loss = limit is Limit.LOSS
         most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         factor = LOSSY_GROWTH if by_loss else 1
-        # Both ends may add connections at the same time; those beyond the limit are refused.
+        # Both ends may add connections at the same time; connections beyond the limit are refused.
         room = (LINK_CONNECTIONS_MAX - link.connected + link.dial) // 2
         return min(factor * link.connected // self.engine_threads, most - link.connected, room)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
-        """Record that a link could not be made. Return the message to the master, if one is needed."""
+        """Record that a link could not be made. Return the message to send to the master, or None if none is needed."""
         found = self._find(link)
         if found is None or found.is_up:
             return None
@@ -267,7 +267,7 @@ class Links:
         if not target.is_open or not self._is_wanted(found.peer):
             return None
         if found.made_in < target.view:
-            # Begun under an earlier Prepare: the other side may have started over since.
+            # The attempt began under an earlier Prepare: the other side may have started over since then.
             self._make(found.peer, target.view, dial=self._own > found.peer)
             return None
         self._give_up(found.peer, reason)
@@ -287,7 +287,7 @@ class Links:
         if link is None and lost is not None and lost.made_in == made_in:
             return f"the link with peer {peer} of view {made_in} was lost here"
         if link is None or link.made_in < made_in:
-            # The dialer has dropped the link that is still up here, and the dialer decides.
+            # The dialer, which decides, has dropped the link that is still up here.
             self._drop(peer)
             link = self._make(peer, made_in, dial=False)
         if link.connected >= LINK_CONNECTIONS_MAX:
@@ -312,7 +312,7 @@ class Links:
         return max(self._connections, member.connections, self.engine_threads)
 
     def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
-        """Begin to make a link. `is_urgent`: it broke before. `is_needed`: the group cannot run without it."""
+        """Begin to make a link. `is_urgent`: the link broke before. `is_needed`: the group cannot run without it."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
         reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)

@@ -7,10 +7,10 @@ Effects accumulate until `drain()`, so that a batch of events costs one message 
 When the master dies, ops continue and calls wait. Messages to the master are dropped, but their content is kept as
 state: ops that are done or failed here, broken links, the group call in progress. `SeekMaster` requests another master.
 That master receives the peer's recovery report (Vote, see `recovery_report`). Once it leads (Resumed), the peer repeats
-its state. Terms work as in Raft and Viewstamped Replication:
+its state to it. Terms work as in Raft and Viewstamped Replication:
 
     1  A peer follows no master with a term below its own, so two masters never both receive new events.
-    2  It reports verdicts that other peers may not have received (`KnownVerdicts`).
+    2  A peer reports verdicts that other peers may not have received (`KnownVerdicts`).
     3  Only a master that knows the run's secret can dismiss a peer, because any process may answer at a dead master's
        address. Each peer receives the secret in Welcome and reports it to the masters that it follows.
 """
@@ -55,8 +55,8 @@ from pccl.types import Result
 
 class Peer:
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
-        """`connections` is the initial number per link; it increases later if `may_grow`. A peer ends with its master
-        unless it `outlives_masters`."""
+        """`connections` is the initial number per link; it increases later if `may_grow`. A peer ends with its
+        master unless it `outlives_masters`."""
         self.site = ""
         self.site_size = 0
         self.outlives_masters = outlives_masters
@@ -68,7 +68,7 @@ class Peer:
         self.peer = 0
         self.run = ""
         self.peer_timeout_s = 0.0
-        """Seconds of silence after which a peer counts as lost; 0 before Welcome, which contains it."""
+        """Seconds of silence after which a peer counts as lost; 0 until Welcome sets it."""
         self.engine_threads = 1
         self.view: View | None = None
         self._secret = b""
@@ -83,7 +83,7 @@ class Peer:
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
         self._calls = GroupCalls(self._outbox, self.ops)
-        # Direct references, because a forwarding method would cost a small op another Python call.
+        # Direct references, because a forwarding method would cost each small op another Python call.
         self.deadline, self.tick = self.ops.deadline, self.ops.tick
         self.launch, self.cancel, self.expedite = self.ops.launch, self.ops.cancel, self.ops.expedite
         self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
@@ -114,7 +114,7 @@ class Peer:
 
     @property
     def _has_had_masters(self) -> bool:
-        """Whether earlier masters may already have sent what this one sends."""
+        """Whether an earlier master may already have sent what the current one sends."""
         return self.term > 1
 
     # Ops.
@@ -186,8 +186,8 @@ class Peer:
             self._outbox.send(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
-        """Return the link number of an incoming connection, the reason of a refusal, or None. None means: ask again
-        after the master's next message, which may introduce the peer."""
+        """Return an incoming connection's link number, or the reason to refuse it, or None to ask again after the
+        master's next message, which may introduce the peer."""
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
@@ -378,7 +378,7 @@ class Peer:
             raise ProtocolError(f"Flush of epoch {message.epoch}, which is not running")
         self._flush = message
         if self.ops.is_frozen:
-            self._answer_flush()  # ops were stopped for a master that has died
+            self._answer_flush()  # a master that has since died stopped the ops
         else:
             self.ops.freeze()
 
@@ -388,7 +388,7 @@ class Peer:
             self._flush = None
 
     def _on_prepare(self, message: m.Prepare) -> None:
-        """Prepare the next view: end the ops that it decides and make the links that it needs."""
+        """Prepare the next view: end the ops that it decides, and make the links that it needs."""
         if message.view <= self.views.last:
             raise ProtocolError(f"Prepare of view {message.view} after {self.views.last}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)

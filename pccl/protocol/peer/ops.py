@@ -2,10 +2,10 @@
 
 An op starts in the installed view, is identified by epoch, tag and use count, and goes through the states of `OpState`.
 The master decides its verdict, or all participants commit it once they have completed it (`completion`). A view that
-changes the ring ends every op that has started. Ops ended by a flush return only when the view is installed, so that
-their callers then see the new world size.
+changes the ring ends every op that has started. An op ended by a flush returns only when the view is installed, so its
+caller then sees the new world size.
 
-The fast path runs ops without this module if they can only take one course: `plain_start` returns the submission.
+The fast path runs ops without this module if they can take only one course: `plain_start` returns the submission.
 Before any other event, the fast path reports each op as running (`handed_over`) or committed (`fast_completed`).
 """
 
@@ -37,7 +37,7 @@ from pccl.protocol.topology import neighbours
 from pccl.types import Result
 
 STALL_AFTER_S = 2.0
-"""Seconds after which an open op is reported to the master, once."""
+"""Seconds after which an open op is reported to the master; each op is reported once."""
 
 
 class Ops:
@@ -46,7 +46,7 @@ class Ops:
         self._outbox = outbox
         self._link_to = link_to
         self._plain: tuple[View, tuple[int, ...], SubmitOp | None] | None = None
-        """A view, the links to its peers, and the resulting plain start."""
+        """A view, the links to its peers, and the plain start that they allow."""
         self._is_blocked = is_blocked
         self._view: View | None = None
         self.is_running = False
@@ -67,7 +67,7 @@ class Ops:
     def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
         """Launch an op, immediately or once ops may start. It ends with an OpResult.
 
-        `pair` makes it a point-to-point op; it holds the other peer and whether this one sends.
+        A `pair`, the other peer and whether this one sends, makes it a point-to-point op.
         """
         assert op not in self._ops
         if self._outbox.is_closed:
@@ -106,8 +106,8 @@ class Ops:
         return True
 
     def plain_start(self) -> SubmitOp | None:
-        """Return the submission of an op of the whole group without its number, tag and use count (`pair_start` turns
-        it into a point-to-point op). Return None if such an op could take another course."""
+        """Return the submission of an op of the whole group, without its number, tag and use count, or None if such an
+        op could take another course. `pair_start` turns it into a point-to-point op."""
         view = self._view
         if view is None or not self._may_start or len(view.ring) < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -194,7 +194,7 @@ class Ops:
             self._start(self._queued.popleft())
 
     def _start(self, op: Op) -> None:
-        """Submit an op to the engine, end it if its verdict is already known, or queue it for a new epoch."""
+        """Submit an op to the engine, or end it if its verdict is already known, or queue it for a new epoch."""
         view = self._view
         assert view is not None
         op.world_size = view.world_size
@@ -228,7 +228,7 @@ class Ops:
         self._undecided[ref] = op
 
     def master_lost(self) -> None:
-        """Start ops that waited for a new epoch, because without a master none will begin soon."""
+        """Start the ops that wait for a new epoch, because without a master none will begin soon."""
         self._is_full = False
         self.start_queued()
 
@@ -251,12 +251,12 @@ class Ops:
         assert op.ref is not None
         del self._undecided[op.ref]
         self.known_verdicts.commit(op.ref)
-        # Emitted before the result, because afterwards the engine must not restore the input.
+        # Emit this before the result: once the caller has it, the engine must not restore the input.
         self._outbox.emit(ForgetOp(op.op))
         self._finish(op, Result.SUCCESS, "")
 
     def _release(self, op: Op) -> None:
-        """End an op whose verdict is known and which the engine has released."""
+        """End an op that the engine has released and whose verdict is known."""
         assert op.verdict is not None
         if op.awaits_view:
             op.move(OpState.HELD)
@@ -355,7 +355,7 @@ class Ops:
                 self._outbox.done.append(entry.ref)
 
     def completed(self, op: int) -> None:
-        """Commit an op that all participants have completed, even if ops are stopped, unless this peer voted not to."""
+        """Commit an op that all participants have completed, unless this peer promised not to. Ops may be stopped."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort:
             return
@@ -369,7 +369,7 @@ class Ops:
         self._commit(entry)
 
     def stopped(self, op: int) -> None:
-        """Record that the engine has stopped an op, which it never reports as done afterwards."""
+        """Record that the engine has stopped an op. It will not report the op as done afterwards."""
         entry = self._ops.get(op)
         if entry is None or entry.state not in UNDECIDED or entry.state is OpState.REFUSED:
             return
@@ -389,7 +389,7 @@ class Ops:
             self._report_failure(entry)
 
     def mismatched(self, op: int, reason: str, is_other_call: bool = False) -> None:
-        """Abort an op that other peers call with different arguments, or in whose place they make another call."""
+        """Abort an op because other peers call it with different arguments or make another call instead."""
         self.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
 
     def ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
@@ -410,7 +410,7 @@ class Ops:
         self._outbox.report_ops_of(0)
 
     def frozen(self, epoch: int) -> bool:
-        """Record that all ops of the epoch have stopped, after all their reports. Return False if the epoch is over."""
+        """Record that all ops of the epoch have stopped and been reported. Return False if the epoch is over."""
         if self._view is None or self._view.epoch != epoch or self._outbox.is_closed:
             return False
         self.is_frozen = True
@@ -476,7 +476,7 @@ class Ops:
             self._outbox.send(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
 
     def end(self, code: Result, reason: str) -> None:
-        """End all ops with the session. Ops that a master has committed and that are done here (SETTLED) succeed."""
+        """End all ops because the session ends. Ops committed by a master and done here (SETTLED) succeed."""
         self._halt()
         for op in self._queued:
             self._finish(op, code, reason)
@@ -491,7 +491,7 @@ class Ops:
 
 
 LinkTo = Callable[[int], int]
-"""Returns the number of the link to a peer, or 0 if it was just lost; the op then waits for the flush."""
+"""Returns the number of the link to a peer, or 0 if the link was just lost; then the op waits for the flush."""
 
 
 def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
@@ -553,7 +553,7 @@ def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
 def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
     """Return the submission of a point-to-point op, derived from `start`, that of an op of the whole group.
 
-    Its tag is the two peers' tag for the caller's tag 0. Return None if the other peer has left.
+    Its tag is that of the two peers for the caller's tag 0. Return None if the other peer has left.
     """
     other, is_sender = pair
     if other not in start.ring:
@@ -574,7 +574,7 @@ class OpState(Enum):
     """States of an op. Only the verdict decides the caller's result."""
 
     QUEUED = auto()
-    """Launched while ops may not start, such as during a view change or an exclusive group call."""
+    """Launched while ops may not start, for example during a view change or an exclusive group call."""
     RUNNING = auto()
     """Submitted to the engine under (epoch, tag, use count)."""
     DONE = auto()
@@ -586,9 +586,9 @@ class OpState(Enum):
     COMMITTED = auto()
     """Committed by the master before the engine reported it done."""
     SETTLED = auto()
-    """COMMITTED, then reported done while ops were stopped; it ends with the next view."""
+    """COMMITTED, then reported done while ops were stopped. It ends with the next view."""
     ENDING = auto()
-    """The verdict is known; the engine returns the buffers, after an abort with the input restored."""
+    """The verdict is known; the engine returns the buffers, after restoring the input of an aborted op."""
     HELD = auto()
     """Released by the engine; the result waits for the next view."""
     ENDED = auto()
@@ -616,7 +616,7 @@ MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
 
 
 class OpWait(NamedTuple):
-    """An op that waits for its result, as input of `wait_reasons`."""
+    """An op that waits for its result, as described to `wait_reasons`."""
 
     op: int
     tag: int
@@ -651,16 +651,16 @@ class Op:
 
 
 FORGOTTEN_AT_ONCE = 64
-"""Number of unlaunched uses of a tag that are forgotten at once. Late messages for older ones are not dropped."""
+"""Number of unlaunched uses of a tag that are forgotten at once. Late messages for earlier uses are not dropped."""
 
 
 class Uses:
     """Use counts of one epoch's tags, and what is known about future uses.
 
     All peers make the same calls and so reach the same counts, but at different times: other peers may abort an op, or
-    the master may request an abort vote, before this peer launches it. Both are kept until the launch. After an
-    exclusive group call no op is in flight, so an abort that is still kept belongs to a call that this peer skipped. It
-    counts as made, because otherwise later calls with the tag would be matched wrongly.
+    the master may request an abort vote, before this peer launches it. Both facts are kept until the launch. After an
+    exclusive group call no op is in flight, so any abort that is still kept belongs to a call that this peer skipped.
+    That call counts as made, because later calls with the tag would otherwise be matched wrongly.
     """
 
     def __init__(self) -> None:
@@ -700,13 +700,13 @@ class Uses:
                 del self.aborts[op]
 
     def unmade_until(self, op: OpRef) -> range:
-        """Return this use and the last few unmade uses before it: late messages may still arrive for them."""
+        """Return this use and the last few unmade uses before it, because late messages for them may still arrive."""
         first = min(op.sequence, max(self.made(op.tag), op.sequence + 1 - FORGOTTEN_AT_ONCE))
         return range(first, op.sequence + 1)
 
 
 ABORTS_KEPT_MAX = 1000
-"""Number of successive aborted uses of a tag that are kept for the next master."""
+"""Number of successive aborted uses of one tag that are kept for the next master."""
 ABORTS_KEPT_IN_ALL_MAX = 10_000
 """Number of aborted uses of all tags that are kept."""
 
@@ -728,7 +728,7 @@ class KnownVerdicts:
     def __init__(self) -> None:
         self._by_tag: dict[int, list[tuple[int, Failure | None]]] = {}
         self._aborts: deque[OpRef] = deque()
-        """All aborts, the oldest first, superseded ones included."""
+        """All aborts, the oldest first, including superseded ones."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_tag.values()))

@@ -1,7 +1,7 @@
 """One peer's views: the installed one, the prepared one, and those acknowledged to earlier masters.
 
-Views are those of view-synchronous group communication: all peers of a group that install a view have the same members
-in the same order, and every op in flight before it ends alike on all of them.
+Views are those of view-synchronous group communication: all peers of a group that install a view agree on its members
+and their order, and every op in flight before it ends in the same way on all of them.
 
 Other peers may install a view as soon as all its peers have acknowledged it, so the next master needs the views that
 this peer has acknowledged (`recovery_report`, rules 2 and 3):
@@ -69,7 +69,7 @@ class KnownViews:
 
     @property
     def last(self) -> int:
-        """Number of the last prepared or installed view; 0 before the first."""
+        """Number of the last view that was prepared or installed; 0 before the first."""
         if self.prepared is not None:
             return self.prepared.view
         return self.installed.view if self.installed is not None else 0
@@ -119,7 +119,7 @@ class KnownViews:
         self._answered.clear()
 
     def rule_out_all_but(self, in_force: Collection[int]) -> None:
-        """Exclude all acknowledged views except these, which according to a leading master may be in force."""
+        """Exclude all acknowledged views except these, which may be in force according to a leading master."""
         self._answered = [each for each in self._answered if each.view in in_force]
         if self.prepared is not None and self.prepared.view not in in_force:
             self.prepared.answered = False

@@ -1,9 +1,9 @@
 """A master's state directory, and effects that wait for the disk.
 
 `master.json` is the run's record (`protocol.failover.durable_state`); `lock` names the master that uses the directory.
-Only their owner can read them, because the record contains the run's secret. The record is replaced as a whole. The
-lock file is touched regularly, so the next master knows how long the directory was unused. If the default directory
-becomes unwritable, its record is removed and the run continues; any other pauses the run until it is writable.
+Only the files' owner can read them, because the record contains the run's secret. The record is replaced as a whole.
+The lock file is touched regularly, so the next master knows how long the directory was unused. If the default directory
+becomes unwritable, its record is removed and the run continues. With any other, the run pauses until it is writable.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class StateDirectory:
     """Owns the directory from construction to `close`. `write` may be called in any thread, but not concurrently."""
 
     def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
-        """Open the directory and read the record. `owner` names this master to others. `is_optional` is set for the
-        default directory. StateError."""
+        """Open the directory and read the record. `owner` names this master to others. `is_optional` is true for the
+        default directory. Raises StateError."""
         self.directory = directory
         self.is_optional = is_optional
         self.idle_s = 0.0
@@ -104,7 +104,7 @@ class StateDirectory:
         return document.record
 
     def write(self, record: RunRecord) -> None:
-        """Write the record and return once it is on disk. OSError if that fails or the lock file was replaced."""
+        """Write the record and return once it is on disk. Raises OSError if it fails or the lock file was replaced."""
         self._check_lock()
         data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, record)), indent=1)
         path = self._path(RECORD)
@@ -146,19 +146,19 @@ logger = logging.getLogger("pccl.master")
 WRITE_AGAIN_S = 1.0
 """Pause before a failed write is retried."""
 TOUCH_S = 10.0
-"""Interval of `touch`, much less than `bootstrap.IDLE_MARGIN_S`."""
+"""Interval of `touch`, much shorter than `bootstrap.IDLE_MARGIN_S`."""
 
 
 class DurableEffects:
-    """A queue that executes effects in order, waiting for the disk where they must. For one trio run."""
+    """Executes effects in order, and delays those that must wait for the disk. For one trio run."""
 
     def __init__(
         self, state: StateDirectory | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
     ) -> None:
-        """`perform` executes effects without waiting. `state` is closed with this object; without one, effects never
-        wait. OSError if the system denies a thread."""
+        """`perform` executes effects without waiting. `state` is closed with this object; if it is None, effects never
+        wait. Raises OSError if the system denies a thread."""
         self.nursery: trio.Nursery | None = None
-        """Runs the writing task; set while the master serves."""
+        """Runs the task that writes; set while the master serves."""
         self._state = state
         self._perform = perform
         self._writer = system.helper("pccl-state") if state is not None else None
@@ -245,7 +245,7 @@ def default_directory(port: int) -> str:
 
 
 def open_directory(directory: str, owner: str, is_default: bool) -> StateDirectory | None:
-    """Open a state directory. Return None if the default directory cannot be used; StateError for any other."""
+    """Open a state directory. If it is unusable, return None for the default directory; else raise StateError."""
     try:
         return StateDirectory(directory, owner, is_optional=is_default)
     except StateError as error:

@@ -4,7 +4,7 @@ A status is encoded at most once per REFRESH_S and shared by all readers.
 
 A trace collects the flight recorders of all peers over their control connections. The master queries up to
 PEERS_AT_ONCE peers at a time, requests one part at a time from each, and forwards it at the reader's speed. Each
-request is also an NTP exchange of timestamps; the one with the shortest round trip gives the peer's clock offset.
+request is also an exchange of timestamps as in NTP; the one with the shortest round trip gives the peer's clock offset.
 
 A check (`pccl doctor`) echoes bytes and dials addresses. Without a token the master dials only the client's own
 address, so it cannot be used to scan ports.
@@ -78,7 +78,7 @@ class StatusBoard:
 
 
 PEERS_AT_ONCE = 32
-"""Number of peers queried at a time. A thousand peers that are 100 ms away take a minute."""
+"""Number of peers queried at a time. Querying a thousand peers that are 100 ms away takes a minute."""
 TRACES_MAX = 2
 """Maximum number of concurrent traces."""
 CLOCK_PROBES = 12
@@ -134,7 +134,7 @@ class _Question:
 
 
 class Tracing:
-    """The traces that a master collects. Only for the trio thread."""
+    """The traces that a master collects. For use in the trio thread only."""
 
     def __init__(self, send: Callable[[int, m.Message], None]) -> None:
         """`send` sends a message to the client with the given number, if that client exists."""
@@ -223,13 +223,13 @@ CALL_BYTES = 16 * 2**10
 
 class Checking:
     def __init__(self, has_token: bool, system: System) -> None:
-        """If `has_token`, checkers are authenticated, and the master dials any address for them."""
+        """If `has_token`, checkers are authenticated, so the master dials any address for them."""
         self._has_token = has_token
         self._system = system
         self.is_busy = False
 
     async def serve(self, connection: ControlConnection[Any], host: str, port: int) -> str:
-        """Answer a checker at this address until it closes the connection. Return a description of how it ended."""
+        """Answer a checker at this address until it closes the connection. Return a description of the outcome."""
         self.is_busy = True
         try:
             connection.send([m.Accepted(), m.Checked(host, port, __version__)])

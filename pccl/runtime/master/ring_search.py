@@ -1,15 +1,15 @@
 """Find the best ring for the known link metrics. The computation uses NumPy arrays and runs in a worker thread.
 
-A link has a latency and a *grade*: UNREACHABLE, UNKNOWN, or KNOWN and above, where faster links have higher grades.
+Each link is rated by a latency and a *grade*: UNREACHABLE, UNKNOWN, or KNOWN and above, higher for faster links.
 Rings are compared by their number of unreachable links, then of unknown links, then by the grade of the slowest known
 link (higher is better), then by the sum of latencies.
 
 For up to EXACT_PEERS_MAX peers the result is optimal: the Held-Karp dynamic program finds the cycle of least weight,
 and a binary search over grades finds the fastest possible slowest link.
 
-For more peers, a heuristic links peers greedily, best link first. It then improves the worst link of the ring by
-reordering or reversing segments of the ring. This is repeated for several caps; grades above the cap count as equal,
-so that shorter links are preferred. Finally, runs of up to RUN_PEERS_MAX peers move to where they shorten the ring.
+For more peers, a heuristic links peers greedily, best link first. It then replaces the worst link of the ring by
+reordering or reversing segments. This is repeated for several caps. Grades above the cap count as equal, so that
+links of lower latency are preferred. Finally, runs of up to RUN_PEERS_MAX peers move to where they shorten the ring.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Grades = npt.NDArray[np.int32]
 Latencies = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 Price = tuple[int, int, int, float]
-"""Unreachable links, unknown links, minus the slowest known link's grade, and sum of latencies. Lower is better."""
+"""Unreachable links, unknown links, the negative grade of the slowest known link, latency sum. Lower is better."""
 
 UNREACHABLE, UNKNOWN, KNOWN = 0, 1, 2
 GRADE_STEP = 1.05
-"""Ratio of the rates of adjacent grades; links of the same grade count as equally fast."""
+"""Ratio of the rates of adjacent grades. Links of the same grade count as equally fast."""
 RATE_MIN = 1e3
 """Lowest rate in bytes per second; slower links count as this fast."""
 LATENCY_S_MAX = 60.0
@@ -69,8 +69,8 @@ def grade(bytes_per_s: float) -> int:
 
 
 def matrices(problem: RingProblem) -> tuple[Grades, Latencies]:
-    """Return the links' grades and latencies, indexed by the sender's and the receiver's place in the ring. Links that
-    the problem does not contain are UNKNOWN."""
+    """Return the links' grades and latencies, indexed by the sender's and the receiver's position in the ring. Links
+    that the problem does not contain are UNKNOWN."""
     count = len(problem.ring)
     place = {peer: at for at, peer in enumerate(problem.ring)}
     grades = np.full((count, count), UNKNOWN, dtype=np.int32)
@@ -93,7 +93,7 @@ def matrices(problem: RingProblem) -> tuple[Grades, Latencies]:
 
 
 def best_order(grades: Grades, latencies: Latencies) -> list[int]:
-    """Return the best order of places, starting with place 0, as `best_ring` does for peers."""
+    """Return the best order of positions, starting with position 0, as `best_ring` does for peers."""
     links = _Links(grades, np.where(grades >= KNOWN, latencies, 0.0))
     present = list(range(links.count))
     if links.count < 3:
@@ -146,8 +146,8 @@ def _exact(links: _Links) -> list[int]:
 
 
 def _least_cycle(weights: npt.NDArray[np.float64]) -> tuple[float, list[int]]:
-    """Return the cost and order of the cheapest directed cycle through all places; the cost is inf if there is none.
-    Held-Karp: for all sets by size, find the cheapest path from the last place through the set to each member."""
+    """Return the cost and order of the cheapest directed cycle through all nodes; the cost is inf if there is none.
+    Held-Karp: for all sets by size, find the cheapest path from the last node through the set to each member."""
     rest = len(weights) - 1
     between, first, last = weights[:rest, :rest], weights[rest, :rest], weights[:rest, rest]
     cheapest = np.full((1 << rest, rest), np.inf)
@@ -182,7 +182,7 @@ def _sets_by_size(count: int) -> list[npt.NDArray[np.int64]]:
 def _heuristic(links: _Links) -> list[int]:
     best = _with_cap(links, int(links.grades.max()))
     slowest = -_price(links, best)[2]
-    # No ring is faster than the best link into or out of any of its places.
+    # No ring is faster than the best link into or out of any of its nodes.
     fastest = np.minimum(links.grades.max(axis=0), links.grades.max(axis=1))
     bound = int(fastest[fastest >= KNOWN].min(initial=links.grades.max()))
     low, high = slowest, max(bound, slowest) + 1
@@ -211,7 +211,7 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
     followed_by = np.full(count, -1)
     is_entered = np.zeros(count, dtype=bool)
     ends = list(range(count))
-    """For each place that is the end of a path, the path's other end."""
+    """For each node that is the end of a path, the path's other end."""
     joined = 0
     for start in range(0, len(ranked), GREEDY_CHUNK):
         chunk = ranked[start : start + GREEDY_CHUNK]
@@ -233,8 +233,8 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
 
 
 def _mended(grades: Grades, order: list[int]) -> list[int]:
-    """Exchange the worst links for better ones while possible. This terminates because each exchange reduces the
-    number of links of one grade without adding any of that grade or worse."""
+    """Replace the worst links with better ones while possible. This terminates because each replacement removes links
+    of one grade without adding any of that grade or worse."""
     places = np.asarray(order)
     stuck: set[tuple[int, int]] = set()
     while len(stuck) < len(places):
@@ -254,8 +254,8 @@ def _mended(grades: Grades, order: list[int]) -> list[int]:
 
 
 def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
-    """Return an order without the link from the last place to the first, in which all new links have grades higher
-    than `above`. Return None if none was found."""
+    """Return an order without the link from the last node to the first, with all new links of a higher grade than
+    `above`. Return None if none was found."""
     # A B C becomes A C B, which adds the links from A to C, from C to B and from B to A.
     ends_of_a = _highest(grades[order[-1], order[1:-1]], above)
     ends_of_b = _highest(grades[order[:-1], order[0]], above)
@@ -304,13 +304,13 @@ def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list
     count = len(order)
     peers = np.asarray(order)
     before, after = np.roll(peers, 1), np.roll(peers, -run)
-    """The peers before and after the run that starts at each place."""
+    """The nodes before and after the run that starts at each node."""
     last = np.roll(peers, 1 - run)
     following = np.roll(peers, -1)
     gains = weights[before, peers] + weights[last, after] - weights[before, after]
     costs = weights[peers[:, None], peers[None, :]].T + weights[np.ix_(last, following)]
     costs -= weights[peers, following][None, :]
-    # Do not insert a run between its own peers or where it already is.
+    # Do not insert a run between its own nodes or where it already is.
     for shift in range(-1, run):
         costs[np.arange(count), (np.arange(count) + shift) % count] = np.inf
     best = costs.argmin(axis=1)

@@ -1,7 +1,7 @@
 """Runs a master over TCP. Two tasks per control connection read it and send its backlog; one task watches the clock.
 
 A connection's first message makes it a session's control connection, a heartbeat connection, or a request
-(`requests`). If a control connection breaks, another one may continue its session (`control_session`); the machine
+(`requests`). If a control connection breaks, another one may continue its session (`codec.ControlSession`); the machine
 knows both by the same number. Heartbeat connections belong to the heartbeat thread, which reports silent ones.
 """
 
@@ -62,8 +62,8 @@ class Authentication:
         self._run = run
 
     async def first_message(self, connection: ControlConnection[m.PeerMessage], host: str) -> Opening:
-        """Authenticate the sender of a connection from `host` and return its first message. ConnectionLost, TlsError,
-        AuthError, ProtocolError."""
+        """Authenticate the sender of a connection from `host` and return its first message. Raises
+        ConnectionLost, TlsError, AuthError or ProtocolError."""
         with trio.CancelScope() as scope:
             number = self.unauthenticated.enter(host, scope.cancel)
             try:
@@ -101,9 +101,9 @@ LOG_CHARACTERS_MAX = 4000
 CLOSE_S = 2.0
 """Time limit for sending a closed connection's backlog."""
 LIFE_SHARE = 0.1
-"""Interval at which this process checks that it has not been suspended, in peer timeouts."""
+"""Interval, in peer timeouts, at which this process checks that it has not been suspended."""
 WATCH_SHARE = 0.5
-"""Interval of a standby's requests to the other masters, in peer timeouts."""
+"""Interval, in peer timeouts, of a standby's requests to the other masters."""
 SECRET_BYTES = 16
 STRAGGLERS_S = 0.25
 """Interval of the search for stragglers."""
@@ -138,7 +138,7 @@ class MasterServer:
         system: System = SYSTEM,
     ) -> None:
         """Take the arguments of `MasterNode`. `client_context` is used for TLS to the other masters. The server closes
-        `state`. OSError if the `system` denies a thread."""
+        `state`. Raises OSError if the `system` denies a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context
@@ -161,7 +161,7 @@ class MasterServer:
         self._system = system
         self._lived_at = 0.0
         self._clients: dict[int, _Client] = {}
-        """The clients that the machine knows. A client without a connection stays while its session may continue."""
+        """The clients that the machine knows. A client without a connection is kept while its session may continue."""
         self._sessions: dict[bytes, int] = {}
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
@@ -277,8 +277,8 @@ class MasterServer:
                 self._sessions.pop(client.connection.session.key, None)
 
     async def _read(self, client: _Client, host: str, port: int) -> str | None:
-        """Pass a client's messages to the machine until the connection ends. Return the reason, or None if the
-        heartbeat thread has taken the connection over."""
+        """Pass a client's messages to the machine until the connection ends. Return why it ended, or None if the
+        heartbeat thread has taken it over."""
         connection = client.connection
         messages: list[m.PeerMessage] | None = None
         while True:
@@ -545,7 +545,7 @@ class MasterServer:
                 self._execute(self._machine.tick(self._alive_now()))
 
 
-# A standby requests the status of the other masters. It only logs the result and sends it to newcomers.
+# A standby requests the status of the other masters, but only logs the result and sends it to newcomers.
 
 SILENT = "no answer from "
 
@@ -595,7 +595,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
 ) -> tuple[str, str | None]:
-    """Return a description of a master and the run that it leads: "" if it leads none, None if it does not answer."""
+    """Return a description of a master, and its run: "" if it leads none, None if it does not answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):

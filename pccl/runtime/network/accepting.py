@@ -88,7 +88,7 @@ async def accept_connections(
     logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
 ) -> NoReturn:
     """Pass each connection and its address to `accept`, which must not wait. Runs until cancelled. Forked children
-    close their copies."""
+    close their copies of the sockets."""
     is_starved = False
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())

@@ -3,11 +3,11 @@
 If the master sees a peer at a loopback address, the peer runs on the master's machine. A dialer then replaces that
 address with the one at which it reached the master.
 
-`MasterAddresses` is the search for a master. Time and chance are arguments:
+`MasterAddresses` searches for a master. Time and random numbers are arguments:
 
-1. A round tries all addresses. The order is the same for all peers, so that they meet at the same master.
+1. A round tries all addresses, in the same order for all peers, so that they meet at the same master.
 2. Peers wait longest at the first master in a round that is gathering peers, and only briefly at the others.
-3. A round is not longer than a majority waits for the remaining peers.
+3. A round takes no longer than a majority waits for the remaining peers.
 4. Rounds are at most PAUSE_S_MAX apart. The first pauses are shorter, so that a restarted master is found quickly.
 """
 
@@ -23,7 +23,7 @@ DEFAULT_PORT = 48148
 
 
 def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, int]:
-    """Split "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError."""
+    """Split "host:port", "host", "[v6]:port" or a bare IPv6 address. Raises ValueError."""
     _require_text(address)
     text = address.strip()
     if "://" in text:
@@ -123,7 +123,7 @@ def reachable(hosts: list[str], master_host: str) -> list[str]:
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
     """Return a non-blocking listening socket. An empty host or "::" means every interface, with IPv6 and IPv4 where
-    available. OSError names the address."""
+    available. An OSError names the address."""
     if not host or is_unspecified(host):
         is_dual = not host or ":" in host
         families = [socket.AF_INET6, socket.AF_INET] if is_dual else [socket.AF_INET]
@@ -174,20 +174,20 @@ def _explained(error: OSError, host: str, port: int) -> OSError:
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 0.5
 FIRST_SHARE = 0.6
-"""Time to wait at the first of several masters that is gathering peers, in peer timeouts."""
+"""Time to wait, in peer timeouts, at the first of several masters that is gathering peers."""
 OTHER_SHARE = 0.1
-"""Time to wait at each other master, in peer timeouts."""
+"""Time to wait, in peer timeouts, at each other master."""
 OTHER_S_MIN = 0.5
-"""Minimum time to wait at each other master, because it may be far away, unless OTHERS_SHARE limits it further."""
+"""Minimum wait at each other master, which may be far away; OTHERS_SHARE takes precedence."""
 OTHERS_SHARE = 0.3
-"""Maximum time to wait at all other masters together, in peer timeouts."""
+"""Maximum total wait, in peer timeouts, at all other masters together."""
 PAUSE_SHARE = 0.1
-"""Longest pause between rounds in which a master gathers peers, in peer timeouts, at least PAUSE_S_MIN."""
+"""Longest pause, in peer timeouts, between rounds in which a master gathers peers; at least PAUSE_S_MIN."""
 LEAD_TIMEOUTS = 3.5
-"""Time to wait at a master with a majority, in peer timeouts. It is longer than the master needs to lead
+"""Time to wait, in peer timeouts, at a master with a majority. It is longer than the master needs to start leading
 (`gathering.GATHER_TIMEOUTS`), because a peer that leaves at that moment would be lost."""
 DIAL_S = 1.5
-"""Time limit for a connection attempt, because an absent machine does not answer at all."""
+"""Time limit for a connection attempt. A machine that is down does not answer at all."""
 
 Address = tuple[str, int]
 
@@ -236,7 +236,7 @@ class MasterAddresses:
 
     @property
     def are_all_asked_again(self) -> bool:
-        """Whether a refusal is final because all other masters were asked before."""
+        """Whether a refusal is final because all other masters have already been asked."""
         return self._asked > len(self.addresses) or len(self.addresses) == 1
 
     def failed(self, address: Address, reason: str) -> None:

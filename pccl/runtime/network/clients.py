@@ -88,7 +88,7 @@ async def converse(
     dial: Dial = dial_tcp,
 ) -> T:
     """Send `request` to the master at this address, call `talk` once the request is accepted, and return its result.
-    `answers` is the union of the expected messages. NoAnswer."""
+    `answers` is the union of the expected messages. Raises NoAnswer."""
     where = addresses.join(host, port)
     try:
         connection: ControlConnection[Any] = await dial_control(host, port, answers, dial)
@@ -140,8 +140,8 @@ async def _ask_each(
     ask_one: Callable[[int], Awaitable[bool]],
     has_answer: Callable[[], bool],
 ) -> None:
-    """Call `ask_one` for all masters' indices concurrently, until one call returns True or the timeout passes. NoAnswer
-    or trio.TooSlowError if there is no answer by then."""
+    """Call `ask_one` for all masters' indices concurrently, until one call returns True or the timeout passes. Unless
+    `has_answer` is true by then, raises NoAnswer or trio.TooSlowError."""
     failures: list[str] = []
 
     async def one(index: int) -> None:
@@ -165,7 +165,7 @@ async def _ask_each(
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
-    """Return the leading master's status, or else any that arrives in time. NoAnswer, trio.TooSlowError."""
+    """Return the leading master's status, or else any that arrives in time. Raises NoAnswer or trio.TooSlowError."""
     found: list[RunStatus] = []
 
     async def ask_one(index: int) -> bool:
@@ -193,8 +193,8 @@ async def fetch_any(
     seconds: float,
     last: int,
 ) -> FetchedTrace:
-    """Return a trace from one of the masters, or the part of it received within `timeout_s`. NoAnswer or
-    trio.TooSlowError if nothing was received."""
+    """Return a trace from one of the masters, or the part of it received within `timeout_s`. If nothing was
+    received, raises NoAnswer or trio.TooSlowError."""
     traces = [FetchedTrace() for _ in masters]
     request = m.TraceRequest(m.PROTOCOL_VERSION, seconds, last)
 
@@ -234,7 +234,7 @@ async def _receive_trace(fetched: FetchedTrace, connection: ControlConnection[m.
 
 PINGS = 10
 FULL_BYTES = 32 * 2**10
-"""Size of a message that fills packets of any MTU except loopback's."""
+"""Size of a message that fills packets of any MTU except that of loopback."""
 FULL_S = 3.0
 FLOOD_S = 1.0
 FLOOD_BYTES_MAX = 64 << 20
@@ -253,12 +253,12 @@ class PathReport:
     own_host: str = ""
     round_trips_s: list[float] = field(default_factory=list)
     clock_offset_s: float = 0.0
-    """The master's clock minus this host's, and below the maximum error of that difference."""
+    """The master's clock minus this host's; `clock_uncertainty_s` is the maximum error of this difference."""
     clock_uncertainty_s: float = 0.0
     segment_bytes: int = 0
     """Payload of the largest packets; 0 if the system does not report it."""
     full_size: str = ""
-    """Full-size packets get through in "both" directions or are lost on the path "out" or "back"; "" if not tested."""
+    """Full-size packets get through in "both" directions, or are lost on the path "out" or "back"; "" if not tested."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Addresses of this host that the master dialed, each with the failure, or "" if it was reached."""
     up_bytes_per_s: float = 0.0
@@ -281,8 +281,8 @@ async def check(
     advertised: Sequence[str],
     advertised_port: int | None,
 ) -> PathReport:
-    """Measure the path to the master at this address. With a `listener`, the master dials this host back at the
-    `advertised` addresses or the address that it sees, and at `advertised_port` or the listener's port. NoAnswer."""
+    """Measure the path to the master at this address. If there is a `listener`, the master dials this host at the
+    `advertised` addresses or the one it sees, at `advertised_port` or the listener's port. Raises NoAnswer."""
     path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:
@@ -379,7 +379,7 @@ async def _answer_calls(listener: socket.socket, nonce: bytes) -> None:
 
 
 def _segments(sock: socket.socket) -> tuple[int, int]:
-    """Return the numbers of data segments sent and lost, from Linux's struct tcp_info; zeros if it is unavailable."""
+    """Return the numbers of sent and of lost data segments from Linux's struct tcp_info, or zeros without it."""
     resent_at, sent_at, duplicates_at, size = 100, 156, 216, 220
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
@@ -402,8 +402,8 @@ def _congestion_control(sock: socket.socket) -> tuple[str, bool]:
 
 
 async def _flood(connection: ControlConnection[m.ToChecker], send_bytes: int, reply_bytes: int) -> float:
-    """Return the bytes per second of one connection. At most half as many bytes are in flight as have arrived, so that
-    a slow path drains quickly at the end."""
+    """Return the bytes per second of one connection. The bytes in flight are at most half as many as have arrived, so
+    that a slow path drains quickly at the end."""
     block = m.CheckEcho(os.urandom(send_bytes), reply_bytes)
     each, in_flight, total = max(send_bytes, reply_bytes), 0, 0
     arrivals: list[tuple[float, int]] = []

@@ -1,6 +1,6 @@
 """Outgoing connections. Unlike those of `trio.open_tcp_stream`, forked children close them (`threads.process`).
 
-As in RFC 8305, each address gets a head start of ATTEMPT_S over the next. A process's connection to itself is reset.
+As in RFC 8305, each address gets a head start of ATTEMPT_S over the next. A dialer's connection to itself is reset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Dial = Callable[[str, int], Awaitable[socket.socket]]
 
 
 async def dial_tcp(host: str, port: int) -> socket.socket:
-    """Return a connected non-blocking socket without Nagle's delay. OSError if none of the host's addresses answers."""
+    """Return a connected non-blocking socket without Nagle's delay. Raises OSError if no address answers."""
     numeric = _numeric(host, port)
     if numeric is not None:
         return await _connected(numeric)

@@ -27,7 +27,7 @@ class Exchange:
     """One side of a key exchange. Leaving its `with` block wipes the private key. Not thread-safe."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
-        """Create a key pair; `private_key` is for tests. OSError if X25519 or memory is unavailable."""
+        """Create a key pair; `private_key` is for tests. Raises OSError if X25519 or memory is unavailable."""
         made = ffi.new("pccl_key_exchange **")
         public_key = ffi.new("uint8_t[]", PUBLIC_KEY_BYTES)
         status = lib.pccl_key_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
@@ -55,7 +55,7 @@ class Channel(Protocol):
     async def send_frame(self, frame: bytes) -> None: ...
 
     async def receive_body(self) -> bytes:
-        """Return the body of one small message, without consuming any data after it."""
+        """Return the body of one small message without consuming any data after it."""
 
 
 def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
@@ -65,15 +65,15 @@ def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
-    """Send `opening` and return the authenticated answer, which is in the union `answers`, or any refusal. AuthError,
-    ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
+    """Send `opening` and return the authenticated answer, which is in the union `answers`, or any refusal. `run` is as
+    in `auth.Dialer`. Raises AuthError, ProtocolError or ConnectionLost."""
     return (await dial_keyed(channel, token, run, opening, answers)).answer
 
 
 class Dialled(NamedTuple):
     answer: Any
     keys: auth.Keys | None
-    """The connection's keys. None without a token or if one side lacks X25519, but never if an opening that requests
+    """The connection's keys; None without a token or if one side lacks X25519. Never None if an opening that requests
     encryption was accepted."""
     is_proven: bool
     """Whether the other side has proved that it knows the token."""
@@ -99,8 +99,8 @@ async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.O
 async def accept(
     channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
 ) -> auth.Keys | None:
-    """Return the connection's keys once both sides have proved that they know the token. None without a token or if one
-    side lacks X25519. AuthError, ProtocolError or ConnectionLost. `name` is as in `auth.Acceptor`."""
+    """Return the connection's keys once both sides have proved that they know the token, or None without a token or if
+    one side lacks X25519. `name` is as in `auth.Acceptor`. Raises AuthError, ProtocolError or ConnectionLost."""
     with _exchange(token) as ours:
         side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, ours)
         challenge = side.challenge(opening, body)
@@ -139,7 +139,7 @@ class EncryptedStream:
         self._is_cut = False
 
     async def send(self, data: bytes | memoryview) -> int:
-        """Send at least one byte unless `data` is empty. Return the number of bytes sent. OSError or ConnectionLost."""
+        """Send at least one byte unless `data` is empty. Return the number. Raises OSError or ConnectionLost."""
         if self._is_cut:
             raise ConnectionLost("a message was cut off")
         encrypted: int = lib.pccl_records_encrypt(self._records, ffi.from_buffer(data), len(data))
@@ -155,7 +155,7 @@ class EncryptedStream:
         return encrypted
 
     async def recv_into(self, buffer: bytearray | memoryview) -> int:
-        """Receive at least one byte and return the number of bytes, or 0 at the end of the stream. OSError, or
+        """Receive at least one byte and return the number of bytes, or 0 at the end of the stream. Raises OSError, or
         ConnectionLost if decryption fails."""
         while not self._opened:
             status = lib.pccl_records_decrypt(self._records, self._at, self._size)

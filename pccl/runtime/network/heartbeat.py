@@ -33,7 +33,7 @@ HEARTBEATS_PER_TIMEOUT = 5
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """The connection was silent for `silent_s` and has been closed."""
+    """The connection was silent for `silent_s`, so this side has closed it."""
 
     connection: int
     silent_s: float
@@ -49,7 +49,7 @@ class Closed:
 
 
 class HeartbeatThread:
-    """The heartbeat thread. Only for the trio thread; only `events` waits."""
+    """The heartbeat thread. For use in the trio thread only; only `events` waits."""
 
     def __init__(self, timeout_s: float) -> None:
         error = ffi.new("char[256]")
@@ -62,14 +62,14 @@ class HeartbeatThread:
         self._pulse: Progress | None = None
 
     async def keep_progress(self) -> None:
-        """Until cancelled, make heartbeats depend on the progress of this trio run."""
+        """Make heartbeats depend on the progress of this trio run until cancelled."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
         await pulse.keep()
 
     def add(self, connection: int, fd: int) -> None:
-        """Take ownership of a connected socket. If the system refuses it, the socket is closed and OSError raised."""
+        """Take ownership of a connected socket. Close it and raise OSError if the system refuses it."""
         status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
             raise OSError(f"the system refuses a heartbeat connection (status {status})")
@@ -86,7 +86,7 @@ class HeartbeatThread:
         return list(self._quiet[0:count])
 
     async def events(self) -> list[Silent | Closed]:
-        """Wait for the next events and return them. Each connection's only event reports its end."""
+        """Wait for the next events and return them. Each connection produces one event, at its end."""
         await trio.lowlevel.wait_readable(lib.pccl_heartbeat_event_fd(self._handle))
         count = lib.pccl_heartbeat_poll_events(self._handle, self._events, EVENTS_MAX)
         found: list[Silent | Closed] = []

@@ -1,4 +1,4 @@
-"""Opens connections between peers, which the engine or a state transfer then takes over.
+"""Opens the connections between peers that the engine or a state transfer then takes over.
 
 The first message on every connection to a peer's port states its purpose (`LinkHello`, `StateHello`, `ProbeHello`); the
 answer is `Accepted` or `Rejected`. Padding detects paths that lose full-size packets (wrong MTU): the opening and
@@ -8,8 +8,8 @@ answer is `Accepted` or `Rejected`. Padding detects paths that lose full-size pa
     acceptor -> dialer   (Challenge and proof), Accepted | padding
     dialer -> acceptor   the purpose of the connection
 
-The acceptor reads the padding before it answers, and the dialer before it uses the connection. A dialed link fails
-early only if none of its full-size packets arrived, or if the answer arrived without its padding.
+The acceptor reads the padding before it answers, and the dialer reads it before it uses the connection. A dialed link
+fails early only if none of its full-size packets arrived, or if the answer arrived without its padding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REMEDY = (
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
 """Random, so that tunnels cannot compress it."""
 _discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
-"""Memory for received padding."""
+"""Buffer for received padding."""
 
 
 class LinkError(Exception):
@@ -144,7 +144,7 @@ async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, 
 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
-    """Wait until the dialer uses an accepted connection, unless all data is acknowledged. ConnectionLost."""
+    """Wait until the dialer uses an accepted connection or has acknowledged all data. Raises ConnectionLost."""
     if not unacknowledged_bytes(sock):
         return
     try:
@@ -164,7 +164,7 @@ async def dial(
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
     """Return an accepted connection to `member` that has carried full-size packets in both directions, and its keys
-    (`handshake.Dialled`). LinkError. `attempt` is updated with the progress."""
+    (`handshake.Dialled`). `attempt` is updated with the progress. Raises LinkError."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -229,9 +229,9 @@ async def dial_link(
     timeout_s: float,
     system: System = SYSTEM,
 ) -> None:
-    """Open all connections of a link concurrently and pass each to `take` with its index. LinkError after `timeout_s`,
-    after `reach_s` if no connection has delivered full-size packets, or `reach_s` after the first was accepted if none
-    has received any."""
+    """Open all connections of a link concurrently and pass each to `take` with its index. Raises LinkError after
+    `timeout_s`, after `reach_s` if no connection has delivered full-size packets, or `reach_s` after the first was
+    accepted if none has received any."""
     failure: LinkError | None = None
     attempts = [Attempt() for _ in range(connections)]
     standing = 0

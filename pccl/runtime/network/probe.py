@@ -1,8 +1,8 @@
 """Measures a link's round trip and the rate of one of its directions.
 
-A probe opens as many separate connections as the link has. Two PINGs on each measure the round trip. Then one side
-floods the connections for FLOOD_ROUND_TRIPS, limited to [FLOOD_S_MIN, FLOOD_S_MAX]. If the acceptor receives, it
-reports its byte count every REPORT_S. The rate excludes the first fifth of the bytes, during which TCP's windows grow.
+A probe opens as many separate connections as the link uses. Two PINGs on each measure the round trip. Then one side
+floods the connections for FLOOD_ROUND_TRIPS, but at least FLOOD_S_MIN and at most FLOOD_S_MAX. A receiving
+acceptor reports its byte count every REPORT_S. The rate excludes the first fifth of the bytes, while TCP windows grow.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Dial = Callable[[], Awaitable[trio.socket.SocketType]]
 
 async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
     """Measure a link with this number of connections, in the direction towards this peer if `pulls`. Takes at most
-    DIAL_S_MAX plus FLOOD_S_MAX. ProbeError."""
+    DIAL_S_MAX plus FLOOD_S_MAX. Raises ProbeError."""
     socks: list[trio.socket.SocketType] = []
     try:
         round_trip_s = await _connect(dial, connections, socks)

@@ -1,7 +1,7 @@
 """TLS without sockets, for control connections whose sends never wait.
 
-The owner of a `TlsEnd` sends the bytes that its methods return. One port serves TLS and plain connections, which
-differ in the first byte: 22 for TLS, 0 for a pccl message.
+The owner of a `TlsEnd` sends the bytes that its methods return. One port serves TLS and plain connections: the first
+byte is 22 for TLS and 0 for a pccl message.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TlsEnd:
         return self._outgoing.read()
 
     def decrypt(self, received: bytes) -> tuple[bytes, bytes]:
-        """Return the decrypted bytes, and the bytes to send. TlsError as in `handshake`."""
+        """Return the decrypted bytes, and the bytes to send. Raises TlsError as `handshake` does."""
         self._incoming.write(received)
         received_plain = bytearray()
         try:

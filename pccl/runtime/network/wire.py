@@ -1,7 +1,7 @@
 """Messages over sockets.
 
 A `ControlConnection` is long-lived. Sends never wait (data that the socket does not accept goes to a backlog), and
-receives return batches. It may carry a session (`protocol.control_session`) that continues over the next connection.
+receives return batches. It may carry a session (`protocol.codec.ControlSession`) that the next connection continues.
 `send_message` and `receive_message` transfer exactly one message.
 """
 
@@ -32,18 +32,18 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
-"""Time without an acknowledgement after which a connection breaks, in peer timeouts. It is longer if the timeout is
+"""Time without an acknowledgement, in peer timeouts, after which a connection breaks. It is longer if the timeout is
 shorter than the keepalive probes take."""
 KEEPALIVE_PROBES = 3
-"""Number of unanswered keepalive probes after which a connection breaks, without TCP_USER_TIMEOUT."""
+"""Number of unanswered keepalive probes after which a connection breaks if TCP_USER_TIMEOUT is unavailable."""
 KEEPALIVE_S_MAX = 32767
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 SEEN_BYTES_MAX = 512
-"""Number of a connection's first bytes that are kept, to name a foreign service in the error."""
+"""Number of a connection's first bytes that are kept, so that an error can name a foreign service."""
 SHOWN_MAX = 40
 PAGE_HEADER = "Pccl-Master-Port"
-"""The HTTP header with which the status page answers a peer that dials it by mistake."""
+"""The HTTP header in the status page's answer to a peer that dials it by mistake."""
 
 NO_ANSWER_MEANS = "a firewall drops it, the host is down, or the address is wrong"
 
@@ -100,8 +100,8 @@ class ControlConnection(Generic[M]):
         return self._sock
 
     def bound_silence(self, timeout_s: float) -> None:
-        """As far as the platform allows, make the system break the connection when its data is not acknowledged for a
-        multiple of `timeout_s`, and probe it while it is idle (keepalive)."""
+        """As far as the platform allows, make the system break the connection when its data has not been acknowledged
+        for a multiple of `timeout_s`, and probe it while it is idle (keepalive)."""
         idle, interval = (min(max(1, round(timeout_s / part)), KEEPALIVE_S_MAX) for part in (2, 3))
         # Linux breaks a connection at the first probe after that time, regardless of the number of probes sent.
         broken_s = max(STUCK_TIMEOUTS * timeout_s, idle + 2 * interval)
@@ -128,7 +128,7 @@ class ControlConnection(Generic[M]):
         self._send(b"".join(frames))
 
     def continue_session(self, session: ControlSession, received: int) -> None:
-        """Continue a session in which the other side has received `received` messages. ProtocolError."""
+        """Continue a session in which the other side has received `received` messages. Raises ProtocolError."""
         frames = session.reattach(received)
         self.session = session
         self._send(b"".join(frames))
@@ -204,7 +204,7 @@ class ControlConnection(Generic[M]):
                 pass
 
     async def receive(self) -> list[M]:
-        """Return the next messages, at least one. ConnectionLost and ProtocolError end the connection."""
+        """Return the next messages, at least one. Raises ConnectionLost or ProtocolError, which end the connection."""
         data = b""
         while True:
             messages = [message for message in self._decoder.feed(data) if not self._is_ack(message)]
@@ -269,7 +269,7 @@ class ControlConnection(Generic[M]):
         return begins_tls(await self._receive_raw(socket.MSG_PEEK))
 
     async def start_tls(self, end: TlsEnd) -> None:
-        """Start TLS before sending anything or, on the accepting side, receiving. TlsError or ConnectionLost."""
+        """Start TLS before anything is sent, or on the accepting side received. Raises TlsError or ConnectionLost."""
         received = b""
         while not end.is_established:
             try:
@@ -288,7 +288,7 @@ class ControlConnection(Generic[M]):
                     raise ConnectionLost("the connection was closed by the other side in the TLS handshake")
         self._tls = end
 
-    # For the handshake. Until `trust`, the size limit for openings applies to all messages.
+    # Used in the handshake. Until `trust`, the size limit for openings applies to all messages.
 
     async def send_frame(self, frame: bytes) -> None:
         self._send(frame)
@@ -322,8 +322,8 @@ class ControlConnection(Generic[M]):
         self._decoder.trust()
 
     def detach(self) -> int:
-        """Return the descriptor for a new owner. ConnectionLost if there is unsent or unread data. No task may be in
-        `receive`."""
+        """Return the descriptor for a new owner. Raises ConnectionLost if there is unsent or unread data. No task may
+        be in `receive`."""
         if self._backlog or self._decoder.buffered_bytes:
             raise ConnectionLost("unexpected data")
         self._closing = True
@@ -349,7 +349,7 @@ class ControlConnection(Generic[M]):
 async def dial_control(
     host: str, port: int, expected: Any, dial: Dial = dial_tcp, limit_s: float = inf
 ) -> ControlConnection[Any]:
-    """Return a connection for messages in the union `expected`. ConnectionLost, including after `limit_s`."""
+    """Return a connection for messages in the union `expected`. Raises ConnectionLost, also after `limit_s`."""
     sock: socket.socket | None = None
     try:
         with trio.fail_after(limit_s):
@@ -402,7 +402,7 @@ async def _receive_body(sock: ByteStream, limit_bytes: int) -> bytearray | memor
 
 
 async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> bytearray | memoryview:
-    """Fill `buffer` and return it. ConnectionLost if the other side closes first."""
+    """Fill `buffer` and return it. Raises ConnectionLost if the other side closes first."""
     view = memoryview(buffer)
     while view:
         view = view[await receive_some(sock, view) :]
@@ -410,7 +410,7 @@ async def receive_exactly(sock: ByteStream, buffer: bytearray | memoryview) -> b
 
 
 async def receive_some(sock: ByteStream, view: memoryview) -> int:
-    """Receive at least one byte into `view` and return the number of bytes. ConnectionLost if the other side closes."""
+    """Receive at least one byte into `view` and return their number. Raises ConnectionLost if the other side closes."""
     try:
         count = await sock.recv_into(view)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The control connection of a session, and the search for another master when the current one is lost.
 
-A control connection that breaks is restored to the same master and continues the session (`control_session`) without
+A broken control connection is restored to the same master and continues the session (`codec.ControlSession`) without
 the machine noticing. The master is lost
 
 1. if it does not know the session;

@@ -2,7 +2,7 @@
 
 Contents are compared and transferred in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 hash of its blocks'
 digests; the elected root is the BLAKE3 hash of all digests with names, dtypes and shapes, except those of loose
-tensors. Hashing uses a separate thread pool, because BLAKE3's own hangs in a forked child.
+tensors. Hashing uses a separate thread pool, because BLAKE3's own pool hangs in a forked child.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BlockMemory(Protocol):
 
 
 class StoreError(Exception):
-    """A device that holds a tensor has failed; the text names it."""
+    """A device that holds a tensor has failed; the text names the device."""
 
 
 class Store(Protocol):
@@ -115,7 +115,7 @@ def digest_at(digests: bytes | bytearray, number: int) -> bytes:
 
 
 def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[int]:
-    """Return the numbers of the blocks whose digests differ, ascending. Both list the same number of blocks."""
+    """Return the numbers of the blocks whose digests differ, ascending. Both arguments cover the same blocks."""
     assert len(mine) == len(theirs)
     assert len(mine) % DIGEST_BYTES == 0
     if mine == theirs:
@@ -136,7 +136,7 @@ def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> byte
 
 
 def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
-    """Return the digests of all tensors, which must not change during the call. For a worker thread."""
+    """Return the digests of all tensors, which must not change during the call. Call this in a worker thread."""
     in_memory = [tensor for tensor in tensors if tensor.store is None]
     digests = iter(_hashed([tensor.block(number) for tensor in in_memory for number in range(tensor.block_count)]))
     blocks = tuple(

@@ -4,20 +4,20 @@ The payload bypasses the engine: Python passes memory views to the kernel, and h
 
 A `_Fetch` brings tensors to the content that block digests specify:
 
-1. Every donor sends the block digests, which must hash to the elected root. If there are many digests, only one donor
-   at a time is asked for them, until one has sent them.
+1. Every donor sends the block digests, which must hash to the elected root. If there are many digests, they are
+   requested from one donor at a time until one has sent them.
 2. Blocks are received into their tensor and hashed. A block is done if its digest matches. Blocks of device tensors are
-   hashed in host memory and then copied. A second copy of a block goes to a scratch block first, so that a verified
-   block is never overwritten. A donor gets more streams while they increase its speed.
+   hashed in host memory and then copied. A second copy of a block is received in a scratch block, so that a
+   verified block is never overwritten. A donor gets more streams while they increase its speed.
 3. A donor fails if it is unreachable, breaks the protocol, sends wrong data, or is silent for the peer timeout, or for
    STALL_S while others send. Its blocks are then fetched from other donors.
 
-The fetch fails when no donor is left, but verified blocks are kept. Loose tensors are not in the root, so all of them
-are fetched from the same donor, after the others.
+The fetch fails when no donor is left, but verified blocks are kept. Loose tensors are not in the root, so they are
+all fetched from the same donor, after the other tensors.
 
 `Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks will
-arrive within its *horizon*: a quarter of a second, or three times its latency. At the end an idle stream requests a
-*late* block again if it can deliver it well before the streams that hold it (BitTorrent's endgame).
+arrive within its *horizon*: the longer of a quarter of a second and three times its latency. At the end an idle stream
+requests a *late* block again if it can deliver it well before the streams that hold it (BitTorrent's endgame).
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class DonorStream:
     def __init__(self) -> None:
         self.queue: deque[Block] = deque()
         self.silent_s = 0.0
-        """Time without data for the open requests. The receiver's watch increases it."""
+        """Seconds without data for the open requests. The receiver's watch increases it."""
         self.latency_s = 0.0
         """The shortest time from a request to its first byte on an idle stream."""
         self.rate: float | None = None
         """Bytes per second; None if not measured yet."""
         self.to_come_bytes = 0
-        """Number of bytes of the queued blocks that have not arrived yet."""
+        """Number of bytes of queued blocks that have not arrived yet."""
         self._asked_at: float | None = None
         self._window_start = 0.0
         self._window_bytes = 0
@@ -114,7 +114,7 @@ class DonorStream:
         return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
-        """Return the expected time for `size` bytes. A silent stream is expected to stay silent as long again."""
+        """Return the expected time for `size` bytes. A silent stream is expected to stay silent that long again."""
         return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:
@@ -223,7 +223,7 @@ STREAMS_PER_DONOR_MAX = 8
 STREAM_AFTER_S = 2.0
 """Time to measure a donor before it gets another stream, if the remaining transfer takes longer than twice that."""
 STREAM_GAIN = 1.1
-"""A donor gets another stream only if the last one has increased its speed by this factor."""
+"""A donor gets another stream only if the last one increased the donor's speed by this factor."""
 DIGESTS_UNASKED_BYTES_MAX = 2**18
 """Up to this size, every donor sends all digests without a request, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
@@ -236,7 +236,7 @@ class ClosableStream(ByteStream, Protocol):
 
 Connect = Callable[[m.PeerInfo, bool], Awaitable[ClosableStream]]
 """A function that connects to a donor. If the second argument is true, the donor first sends the digests of all tensors
-that are not loose. LinkError."""
+that are not loose. Raises LinkError."""
 
 
 class TransferError(Exception):
@@ -270,7 +270,7 @@ class Transfer:
 
     async def serve(self, stream: ByteStream, sends_digests: bool = False) -> None:
         """Serve one connection from a receiver until it closes, at most one block per iteration of trio's scheduler.
-        ConnectionLost, ProtocolError."""
+        Raises ConnectionLost or ProtocolError."""
         for index, tensor in enumerate(self.tensors):
             if sends_digests and not tensor.loose:
                 await self._send_digests(stream, index)
@@ -302,7 +302,7 @@ class Transfer:
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
         """Bring the tensors to the elected content. A donor may be silent for `patience_s`. Return the failed donors
-        with the reasons. TransferError if no donor is left. After a cancellation another fetch may follow."""
+        with the reasons. Raises TransferError if no donor is left. After a cancellation, another fetch may follow."""
         self.failures.clear()
         self.patience_s = patience_s
         fixed = [index for index, tensor in enumerate(self.tensors) if not tensor.loose]
@@ -344,10 +344,10 @@ class _Donor:
         self.scope = trio.CancelScope()
         self.connections: list[_Connection] = []
         self.nursery: trio.Nursery | None = None
-        """Holds the tasks of its streams, once it has any."""
+        """Runs the tasks of the donor's streams, once there are any."""
         self.streams = 1
         self.is_full = False
-        """Whether more streams would not make it faster."""
+        """Whether more streams would not make the donor faster."""
         self.rx_bytes = 0
         self._rate = 0.0
         self._windows = 0
@@ -375,7 +375,7 @@ class _Connection:
         self._donor = donor
         self.is_learning = False
         self.silence = ""
-        """The reason why the watch has ended the connection."""
+        """Why the watch has ended the connection."""
         self._scope = trio.CancelScope()
         self._sock = sock
         self._scratch: bytearray | None = None
@@ -460,7 +460,7 @@ class _Fetch:
         self._learning = trio.Lock()
         self._writing: dict[Block, _Writing] = {}
         self._returned = trio.Event()
-        """Set, and then replaced, when a stream has returned blocks to the pool."""
+        """Set when a stream has returned blocks to the pool, and then replaced by a new event."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -583,7 +583,7 @@ class _Fetch:
             least_s = min((connection.stream.silent_s for connection in waiting), default=0.0)
             are_others_idle = self._learning.statistics().tasks_waiting > 0
             for connection in waiting:
-                # If all fall silent at about the same time, this process itself may be cut off.
+                # If all donors fall silent at about the same time, this process itself may be cut off.
                 is_alone = are_others_idle or connection.stream.silent_s - least_s >= STALL_S / 2
                 patience_s = self._transfer.patience_s
                 limit_s = min(STALL_S, patience_s) if is_alone else patience_s
@@ -591,7 +591,7 @@ class _Fetch:
                     connection.end(f"was silent for {limit_s:g} s")
             self._add_streams(now)
 
-    # Learning the goal.
+    # Learning the elected digests.
 
     async def _learn(self, donor: _Donor, connection: _Connection) -> None:
         donor.connections.append(connection)

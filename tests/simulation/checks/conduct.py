@@ -30,7 +30,7 @@ Ref = tuple[int, int]
 BROKEN = re.compile(
     r"evicted: peers (\d+) and (\d+) cannot connect to each other: (?:their link broke (\d+) times in)?"
 )
-HOPELESS = "these calls can never meet: "
+HOPELESS = "these calls can never complete: "
 PEER = re.compile(r"peer (\d+) \(")
 RELINKS_MAX = 3
 """The number of times that a link is replaced while no op goes through."""
