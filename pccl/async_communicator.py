@@ -66,7 +66,7 @@ class AsyncCommunicator(CommunicatorBase):
 
     Cancelling a call withdraws it: the communicator remains usable, and the arrays are unchanged. If the call's op was
     committed first, the call returns its result in trio; in asyncio it raises `CancelledError` and the arrays hold the
-    result (with `step`, a repeated call cannot match the other peers' next one).
+    result. Pass `step` so that a repeated call cannot match the other peers' next one.
     """
 
     _is_blocking = False

@@ -29,7 +29,7 @@ nodes, the copies use a master that is already running.
 
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the copies; a second Ctrl-C kills them. The exit code is
 that of the first copy that failed, or 128 plus the signal's number if a signal ended it. With --tolerate-losses it is 0
-if at least one copy succeeded and all others did too or were ended by a signal that the launcher did not send.
+if at least one copy succeeded and the only other outcomes were signals that the launcher did not send.
 
 If PCCL_TOKEN is set, the started master requires that token, and the copies inherit it.
 PCCL_ENCRYPT=1 makes the copies encrypt the traffic between them.

@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option("--peer", metavar="NAME", help=help_text)
     add_token_file(parser)
-    add_timeout(parser, 10.0, "wait this long for an answer")
+    add_timeout(parser, 10.0, "time to wait for an answer")
     parser.set_defaults(run=run)
 
 

@@ -104,7 +104,7 @@ class HostPool:
     """The host memory for copies to and from one device. Thread-safe.
 
     Copies are asynchronous and fast with pinned memory. Because the system cannot page it out, PINNED_BYTES_MAX limits
-    it, and beyond that blocks are ordinary memory. An op never waits for memory, because two peers that waited for
+    it; beyond that limit, blocks are ordinary memory. An op never waits for memory, because two peers that waited for
     different ops would deadlock. Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX.
     """
 

@@ -334,7 +334,7 @@ class MasterConnection:
         self.connection.close()
 
     async def part(self, limit_s: float, *, is_heard: bool) -> None:
-        """Send the backlog and, if `is_heard`, wait until the master closes; for at most `limit_s`."""
+        """Send the backlog and, if `is_heard`, wait until the master closes. This takes at most `limit_s`."""
         with trio.move_on_after(limit_s):
             await (self.connection.part() if is_heard else self.connection.flush())
 

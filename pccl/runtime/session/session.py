@@ -73,7 +73,7 @@ class PeerSession:
         address: Address,
         seek_s: float,
     ) -> None:
-        """`connection` leads to `address`, one of the `masters`, whose host the master's certificate must name.
+        """`connection` leads to `address`, one of the `masters`. The master's certificate must name its host.
         Before it is in a run, a session searches for a master for `seek_s`, or for
         `options.master_timeout_s` if that is longer."""
         self.view: View | None = None
@@ -86,7 +86,7 @@ class PeerSession:
         self.is_forgotten = False
         """Whether this session belongs to this process's parent."""
         self.installed = trio.Event()
-        """Set when the first view is installed or can no longer be."""
+        """Set when the first view is installed or can no longer be installed."""
         self._options = options
         self._listener = listener
         self._engine = engine

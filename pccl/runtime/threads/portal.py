@@ -143,7 +143,7 @@ class Portal:
             self._ready.set()
             await self._stop.wait()
 
-        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # not that of the thread that started this one
+        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # instead of the starting thread's
         try:
             trio.run(main)
         except BaseException as error:

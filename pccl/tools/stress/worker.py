@@ -468,7 +468,7 @@ class Worker:
         return None
 
     def _continues_after(self, error: PCCLError, buffers: Buffers) -> bool:
-        """Return whether to retry an op after an error, or False if this peer is alone. Raise errors without retry."""
+        """Return True to retry an op after an error, or False if this peer is alone. Raise any other error."""
         buffers.take_back()
         if error.result is Result.TOO_FEW_PEERS:
             return False
