@@ -391,8 +391,8 @@ class Communicator(CommunicatorBase):
 
         Args:
             send: An array with the same dtype and shape on all peers. It may be this rank's part of `recv`.
-            recv: An array with world_size times as many elements as `send`. If left out, the result's `array` is new, with
-                shape (world_size, *send.shape).
+            recv: An array with world_size times as many elements as `send`. Without it, the result's
+                `array` is a new one of shape (world_size, *send.shape).
         """
         return self._collective(_collectives.all_gather, timeout, send, recv, tag, algorithm, step)
 

@@ -75,7 +75,7 @@ def examine(
     listen: str | None = None,
     advertise: str | None = None,
 ) -> list[Check]:
-    """Check the path to and from a master, and this host's limits. This does not disturb the run. Thread-safe; takes seconds.
+    """Check the path to and from a master, and this host's limits. The run continues. Thread-safe; takes seconds.
 
     Args:
         address: The master's "host:port", or several separated by commas; each is examined.
@@ -264,7 +264,7 @@ def _advice_on(text: str) -> str:
 
 
 def _judged(name: str, is_fine: bool, text: str, advice: str) -> Check:
-    """Return a check that is a warning, with advice, unless `is_fine`."""
+    """Return a passed check if `is_fine`, otherwise a warning with advice."""
     return Check(name, OK, text) if is_fine else Check(name, WARNING, text, advice)
 
 

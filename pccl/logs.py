@@ -72,7 +72,7 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def configure(default_level: str | None = None, in_background: bool = False) -> None:
-    """Send the log to stderr at PCCL_LOG_LEVEL or `default_level`, unless neither is set or the logger has a handler.
+    """Send the log to stderr at PCCL_LOG_LEVEL, else `default_level`, if one is set and the logger has no handler.
 
     With `in_background`, a thread writes the log so that no call waits for stderr.
     """

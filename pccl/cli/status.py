@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
-    """Return which condition of `--check` fails, or None if all hold. The answer may come from a standby."""
+    """Return the condition of `--check` that fails, or None if all hold. The answer may come from a standby."""
     names = [member.name for member in status.members if member.state == "accepted"]
     if len(names) < peers:
         return f"{len(names)} peers are in the run, not {peers}"

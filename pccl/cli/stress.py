@@ -18,8 +18,8 @@ sync_shared_state and ten concurrent reduces of all types and many sizes, plain 
 its participants. Peers are killed, dismissed and started at random. The results, verdicts and states of all peers are
 compared.
 
-The exit code is 0 if every guarantee held and no call took too long; otherwise 1, and the seed, the problems and the
-folder with the logs are printed; or 130 after Ctrl-C, which ends all processes.
+The exit code is 0 if every guarantee held and no call took too long. If not, it is 1, and the seed, the problems and
+the folder with the logs are printed. It is 130 after Ctrl-C, which ends all processes.
 """
 
 

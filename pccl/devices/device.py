@@ -1,8 +1,8 @@
 """The interface of a device that holds arrays: `Device`, the `Event`s of its streams, and its `HostPool`.
 
-A device runs work asynchronously in *streams*: in order within a stream, in any order between streams. Each thread of
-the program has a current stream for its work. An *event* marks a point in a stream and happens when the stream reaches
-it.
+A device runs work asynchronously in *streams*. Work within a stream runs in order, but streams are independent. Each
+thread of the program has a current stream for its work. An *event* marks a point in a stream and happens when the
+stream reaches it.
 """
 
 from __future__ import annotations

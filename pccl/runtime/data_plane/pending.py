@@ -55,7 +55,7 @@ class PendingOp:
         self.source = spec.source
         """The source for arrays on a device; it delivers the result if the op succeeds."""
         self.new_array = spec.new_array
-        """Returns the result if it is not written to an array passed by the caller."""
+        """Returns the result as a new array, if the caller passed no array for it."""
         self.written = spec.written
         """Called when a result is in the caller's arrays."""
         self.is_given_up = False

@@ -1,4 +1,4 @@
-"""Turns, which give access to a session's protocol machine; the session's options and tasks; how faults end it.
+"""Turns, which give access to a session's protocol machine, and the session's options, tasks and end.
 
 A turn is a context that prepares the machine, yields it, and executes its effects in order at the end:
 

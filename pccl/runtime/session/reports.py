@@ -27,8 +27,7 @@ from pccl.protocol.wait_reasons import (
 from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 0.5
-"""Time between reports. With 16 peers on the same two cores, a master uses 2.9 % of a core; with reports every 2 s, it
-uses 2.0 %."""
+"""Time between reports. With 16 peers on its two cores, a master uses 2.9 % of a core, or 2.0 % with 2 s."""
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
 REPEATS = 10

@@ -242,7 +242,7 @@ class State:
 class Worker:
     """One peer. It connects, steps, reports, and reconnects after an eviction, until it is asked to leave.
 
-    Choices that may differ between peers come from this peer's generator; choices that must agree, from the revision.
+    Choices that may differ between peers use this peer's generator; choices that must agree depend on the revision.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
