@@ -7,7 +7,7 @@ in trio, the portal thread's for one in asyncio and for `Communicator`.
 because a port that drops packets never answers. `n_attempts` share the time until then equally. After a master's first
 message there is no deadline: the newcomer waits until the run's peers admit it with `update_topology`.
 
-In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all; if newcomers wait, all peers
+In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all. If newcomers wait, all peers
 admit them. Peers may enter and leave this loop at different times. If the other peers have already moved on, the master
 answers ELSEWHERE, which ends the loop, or ADMITTING, which makes this peer join their update_topology.
 """
@@ -361,7 +361,7 @@ class SessionHolder:
         return session
 
     def view(self, func_name: str) -> View:
-        """Return the installed view. Raise the errors of `session`, or the reason why the session is over."""
+        """Return the installed view. Raise the errors of `session`, or the error that ended the session."""
         with SessionErrors(func_name):
             session = self.session(func_name)
             if session.failure is not None:

@@ -461,7 +461,7 @@ class Launch:
 
 
 class Retry:
-    """The ops of one `all_reduce_multiple_with_retry`: in flight, waiting and failed. The communicators wait for them.
+    """The ops of one `all_reduce_multiple_with_retry`. The communicators wait for them.
 
     Every peer launches its ops in tag order and retries the same ones, since all peers get the same verdict. When an op
     ends, the lowest waiting tag takes its place. The lowest uncommitted tag is therefore in flight on every peer, so

@@ -74,10 +74,10 @@ class StepMismatch:
     def text(self, me: str, them: str) -> str:
         """Return the difference as text, naming the two peers."""
         if self.mine is None or self.theirs is None:
-            mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
-            return f"{me} gives {mine} where {them} gives {theirs}; all peers must give the same step, or none"
+            mine, theirs = ("no step" if step is None else f"step {step}" for step in (self.mine, self.theirs))
+            return f"{me} gives {mine} but {them} gives {theirs}; all peers must give the same step, or none"
         return (
-            f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
+            f"{me} {self.verb} step {self.mine} but {them} {self.verb} step {self.theirs}; "
             "one of them has missed or repeated a step"
         )
 
@@ -91,7 +91,7 @@ class OpDetached:
 
 @dataclass(frozen=True, slots=True)
 class OpMismatch:
-    """Another peer has a different op with the same key. `mine` and `theirs` describe the two ops."""
+    """Another peer has launched a different op with the same key. `mine` and `theirs` describe the two ops."""
 
     op: int
     link: int

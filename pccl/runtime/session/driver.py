@@ -190,9 +190,9 @@ class Lifetime:
     """The lifetime of a session: its tasks and the reason for its end."""
 
     def __init__(self, logger: logging.LoggerAdapter[logging.Logger], last_words: Callable[[str], None]) -> None:
-        """`last_words` sends the master the reason why this peer leaves, if that is still possible."""
+        """`last_words` sends the master the reason for leaving, if that is still possible."""
         self.failure: SessionError | None = None
-        """The reason why the session is over."""
+        """The reason for the end of the session."""
         self.is_broken = False
         """Whether the session has a fault, so that its machine's state cannot be trusted."""
         self.ended = trio.Event()

@@ -79,7 +79,7 @@ class WorkCounters:
 
     def __init__(self) -> None:
         self._ops: dict[int, list[int]] = {}
-        """Numbers of committed and of aborted ops by epoch."""
+        """Numbers of committed and aborted ops, by epoch."""
         self._state_rx_bytes = 0
         self._reconnects = 0
         self._in_ops_us = 0

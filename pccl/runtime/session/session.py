@@ -203,7 +203,7 @@ class PeerSession:
 
     @property
     def obstacle(self) -> str:
-        """The reason why no master admits this peer at the moment; empty if only other peers delay it."""
+        """Why no master admits this peer at the moment; empty if only other peers delay it."""
         machine = self._machine
         return machine.obstacle or ("" if machine.run else self._control.account())
 

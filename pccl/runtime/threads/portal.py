@@ -355,7 +355,7 @@ class Server(Protocol):
     is_interrupted: bool
     description: str
     fault: str
-    """The reason why the server has stopped by itself, if it has."""
+    """Why the server has stopped by itself; empty if it has not."""
 
     def interrupt(self) -> None:
         """Begin to stop. Never waits, so signal handlers may call it."""

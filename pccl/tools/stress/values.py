@@ -6,7 +6,7 @@ bit then stands for a peer, and SLOTS elements with all keys show every peer, ev
 room for only one position. Keys differ between ops. So a result is wrong not only if it lacks a peer or contains one
 twice, but also if it contains another op's bytes, or its own bytes in the wrong place.
 
-Sums of powers of two below 2**SLOTS are exact in all types that have the positions. With one position, every element is
+Sums of powers of two below 2**SLOTS are exact in all types that hold all positions. With one position, every element is
 0 or 1; this is used for quantized sums, AVG, MAX, and (shifted) MIN and PROD.
 """
 
