@@ -55,7 +55,7 @@ logger = logging.getLogger("pccl.peer")
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
 COUNTING_S = 0.02
-"""Time that the engine gets to report the links' counters."""
+"""Time limit for the engine to report the links' counters."""
 LOSSES_MAX = 1000
 """Maximum number of lost peers that are remembered with the reason."""
 
