@@ -2,8 +2,8 @@
 
 This module imports neither torch nor JAX: a program that passes their arrays has already imported them.
 
-A `jax.Array` is immutable. Its memory is read in place (JAX makes a copy if it is on an accelerator). A result goes to
-new memory, from which JAX makes an array of the same dtype on the same device.
+A `jax.Array` is immutable. Its memory is read in place; JAX first copies an array on an accelerator to the host. A
+result is written to new memory, from which JAX makes an array of the same dtype on the same device.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Operand:
     is_writable: bool
     owner: Any
     device: Device | None = None
-    """The device that holds the memory, in which case `address` is only an identity; None for host memory."""
+    """The device that holds the memory; `address` then only identifies it. None for host memory."""
     bytes_of: str = ""
     """The array's own dtype if its elements are counted in bytes."""
     wrap: Callable[[Any], Any] | None = None
@@ -221,7 +221,9 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
     if tensor.is_quantized:
         raise fail("is a quantized tensor; pass its dequantize(), or its int_repr()")
     if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
-        raise fail("is a distributed tensor; pass its to_local(), to peers with the same shard: see pccl.training.Site")
+        raise fail(
+            "is a distributed tensor; pass its to_local(), only among peers with the same shard (pccl.training.Site)"
+        )
     if str(tensor.layout) != "torch.strided":
         raise fail(f"has layout {tensor.layout}; pass a dense tensor")
     device = torch_cuda.device_of(tensor)
@@ -242,7 +244,7 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
 
 
 _others: list[Callable[[Any], Operand | None]] = []
-"""Functions for tests that return the memory of other kinds of arrays, or None for unknown kinds."""
+"""Functions, set by tests, that return the memory of other kinds of arrays, or None for unknown kinds."""
 
 
 # JAX.

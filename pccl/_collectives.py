@@ -112,7 +112,7 @@ def all_reduce(
         count = integer_argument("count", count, func_name)
         if not 0 <= count <= min(source.count, target.count):
             raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
-    shape = source.shape if count == source.count else (count,)  # a part of an array has no shape of its own
+    shape = source.shape if count == source.count else (count,)  # part of an array counts as flat
     distance = abs(source.address - target.address)
     if distance and distance < count * source.dtype.itemsize:
         raise fail("send and recv overlap but are not the same; pass one array for both, or separate ones")

@@ -57,7 +57,7 @@ def holder_of(
     options: CommunicatorOptions | None,
     old_names: dict[str, Any],
 ) -> SessionHolder:
-    """Check a communicator's arguments and return its `SessionHolder`. `old_names` also has keywords from 0.2."""
+    """Check a communicator's arguments and return its `SessionHolder`. `old_names` also contains keywords from 0.2."""
 
     def check(is_fine: bool, message: str) -> None:
         if not is_fine:

@@ -1,13 +1,13 @@
-"""The session behind a communicator, which `connect` makes, every call uses and `close` ends; and the group calls.
+"""The session behind a communicator, and the group calls. `connect` opens the session, and `close` ends it.
 
 Both communicators have a `SessionHolder`. Its coroutines run in a trio run: the program's for an `AsyncCommunicator`
 in trio, the portal thread's for one in asyncio and for `Communicator`.
 
-`connect` tries to reach a master every ATTEMPT_INTERVAL_S, until a time fixed before the first attempt (a port that
-drops packets never answers) or for `n_attempts`, which then share that time equally. A master's first message lifts
-this bound: from then on the newcomer waits until the peers of the run admit it with `update_topology`.
+`connect` tries to reach a master every ATTEMPT_INTERVAL_S, until a deadline that is set before the first attempt,
+because a port that drops packets never answers. `n_attempts` share the time until then equally. After a master's first
+message there is no deadline: the newcomer waits until the run's peers admit it with `update_topology`.
 
-In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all; if newcomers wait, all peers
+In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all. If newcomers wait, all peers
 admit them. Peers may enter and leave this loop at different times. If the other peers have already moved on, the master
 answers ELSEWHERE, which ends the loop, or ADMITTING, which makes this peer join their update_topology.
 """
@@ -41,7 +41,7 @@ from pccl.shared_state import SharedState
 from pccl.types import Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 SHORT_S = 0.1
-"""A timeout up to this is never exceeded just to complete the error's text."""
+"""A call with a shorter timeout does not exceed it to complete the error's text."""
 ASK_S = 1.0
 """After a timeout, a call spends at most this long finding out which peers it waited for."""
 HELD_S = 0.3
@@ -104,7 +104,7 @@ class MasterSearch:
         self, address: str, masters: int, attempts_max: int | None, reach_s: float | None, is_bound: bool
     ) -> None:
         """`masters` is the number of addresses in `address`. If `attempts_max` is None, only time bounds the search.
-        The attempts share `reach_s`, which also ends the search if `is_bound`; None means no bound."""
+        The attempts share `reach_s` seconds, after which the search ends if `is_bound`; None means no limit."""
         self.standing = f"no answer to a connection yet: {NO_ANSWER_MEANS}"
         """The progress of the current attempt, or the result of the last one."""
         self._attempts = 0
@@ -268,7 +268,7 @@ class SessionHolder:
             raise failure
 
     async def _until_answered(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
-        """Wait until a master has answered or the session is over. Warn at once if a master holds this peer."""
+        """Wait until a master has answered or the session is over. Warn at once if a master holds back this peer."""
         scope = trio.CancelScope()
 
         async def note_hold() -> None:
@@ -361,7 +361,7 @@ class SessionHolder:
         return session
 
     def view(self, func_name: str) -> View:
-        """Return the installed view. Raise the errors of `session`, or the reason why the session is over."""
+        """Return the installed view. Raise the errors of `session`, or the error that ended the session."""
         with SessionErrors(func_name):
             session = self.session(func_name)
             if session.failure is not None:

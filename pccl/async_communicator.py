@@ -1,7 +1,7 @@
 """The communicator for trio and asyncio programs; `pccl.communicator` has the blocking one.
 
-`connect` chooses the trio run that a session lives in: the program's own, or, in an asyncio program, that of the
-portal's thread, as for blocking communicators. Group calls run there as coroutines; an asyncio caller waits for a task
+`connect` chooses the trio run for a session: in a trio program, the program's own; in an asyncio program, the portal
+thread's, which blocking communicators also use. Group calls run there as coroutines; an asyncio caller waits for a task
 in the portal. Ops are launched in the caller's thread and wake its event loop when they end.
 """
 
@@ -66,7 +66,7 @@ class AsyncCommunicator(CommunicatorBase):
 
     Cancelling a call withdraws it: the communicator remains usable, and the arrays are unchanged. If the call's op was
     committed first, the call returns its result in trio; in asyncio it raises `CancelledError` and the arrays hold the
-    result (with `step`, a repeated call cannot match the other peers' next one).
+    result. Pass `step` so that a repeated call cannot match the other peers' next one.
     """
 
     _is_blocking = False

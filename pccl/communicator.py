@@ -82,7 +82,7 @@ class CommunicatorBase:
         self._inner = holder
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
-        """Called when a `with` block ends without an exception, before it closes. Calling `close` drops them."""
+        """Functions called when a `with` block ends without an exception, before it closes. `close` drops them."""
         self.launch = Launch(holder, is_waited_in_thread=self._is_blocking)
         """The non-blocking collectives: each method launches an op and returns a handle at once."""
         self.all_reduce_async = self.launch.all_reduce
@@ -208,7 +208,7 @@ class Communicator(CommunicatorBase):
         seconds. The timeout also bounds the wait for the peers.
 
         Args:
-            n_attempts: The maximum number of attempts. Without a timeout they end after 30 s or, if longer, 2 s each.
+            n_attempts: The maximum number of attempts. Without a timeout, they share 30 s or, if longer, 2 s each.
             timeout: Seconds; None waits indefinitely.
 
         Raises:
@@ -263,10 +263,10 @@ class Communicator(CommunicatorBase):
         *,
         timeout: Timeout = DEFAULT,
     ) -> bool:
-        """Admit waiting newcomers. Synchronize `state` if there were any or it has not been synchronized yet.
+        """Admit waiting newcomers. Synchronize `state` if any were admitted or it was not synchronized yet.
 
-        All peers call this at the top of each step. It calls `are_peers_pending`, and `update_topology` and
-        `sync_shared_state` when they are needed.
+        All peers call this at the top of each step. It calls `are_peers_pending` and, when needed, `update_topology`
+        and `sync_shared_state`.
 
         Returns:
             Whether newcomers were admitted or the state was synchronized.
@@ -391,8 +391,8 @@ class Communicator(CommunicatorBase):
 
         Args:
             send: An array with the same dtype and shape on all peers. It may be this rank's part of `recv`.
-            recv: An array of world_size times as many elements. If it is left out, the result's `array` is a new one
-                of shape (world_size, *send.shape).
+            recv: An array with world_size times as many elements as `send`. Without it, the result's
+                `array` is a new one of shape (world_size, *send.shape).
         """
         return self._collective(_collectives.all_gather, timeout, send, recv, tag, algorithm, step)
 
@@ -414,7 +414,7 @@ class Communicator(CommunicatorBase):
         Args:
             send: An array with the same dtype and shape on all peers.
             recv: An array for this rank's part that does not overlap `send`. If it is left out, the result's `array`
-                is a new flat one.
+                is a new flat array.
         """
         return self._collective(_collectives.reduce_scatter, timeout, send, recv, op, tag, algorithm, step)
 
@@ -432,8 +432,8 @@ class Communicator(CommunicatorBase):
 
         Args:
             array: An array with the same dtype and shape on all peers. On failure it is unchanged.
-            root: A rank in the caller's view (`membership`). The op fails on all peers if the rank denotes different
-                peers, and with RANK_CONNECTION_LOST if that peer has left.
+            root: A rank in the caller's view (`membership`). The op fails on all peers if it is a different
+                peer for some of them, and with RANK_CONNECTION_LOST if that peer has left.
         """
         return self._collective(_collectives.broadcast, timeout, array, root, tag, algorithm, step)
 
@@ -603,7 +603,7 @@ class Communicator(CommunicatorBase):
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:
-    """Return the peers that a timed-out op waits for, from fresh counts; "" if finding out takes too long."""
+    """Return the peers that a timed-out op waits for, from fresh counts; "" if getting them takes too long."""
     if limit_s is None or limit_s <= SHORT_S:
         return ""
     with suppress(portal.PortalTimeoutError, portal.PortalClosedError, portal.PortalBrokenError):

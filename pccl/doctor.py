@@ -46,7 +46,7 @@ CONNECTIONS_MAX = 16
 LOSSY_CONNECTIONS_MAX = 64
 """Maximum number of connections for a link that losses limit."""
 FAR_S = 0.002
-"""Round trip from which links choose bbr, or add connections because of losses."""
+"""Links with at least this round trip choose bbr, or add connections because of losses."""
 WINDOW_BYTES_MIN = 16 << 20
 PEERS_MAX = 16
 DIAL_S = 3.0
@@ -75,14 +75,14 @@ def examine(
     listen: str | None = None,
     advertise: str | None = None,
 ) -> list[Check]:
-    """Check the path to a master and back, and this host's limits. The run continues. Thread-safe; takes seconds.
+    """Check the path to and from a master, and this host's limits. The run continues. Thread-safe; takes seconds.
 
     Args:
         address: The master's "host:port", or several separated by commas; each is examined.
         token, ssl_context, listen, advertise: As for a `Communicator` on this host, with the same defaults.
 
     Returns:
-        The checks, in order. After a failure to reach a master, its remaining checks are skipped.
+        The checks, in order. If a master cannot be reached, its remaining checks are skipped.
 
     Raises:
         PCCLError: INVALID_ARGUMENT; NOT_INITIALIZED if the interpreter exits.
@@ -212,7 +212,7 @@ class _Doctor:
             if not failure:
                 yield Check("dialled back", OK, f"the master's host reaches this one at {where}")
                 continue
-            text = f"the master's host does not reach this one at {where}: {failure}"
+            text = f"the master's host cannot reach this one at {where}: {failure}"
             if "no token" in failure:
                 yield Check("dialled back", WARNING, text, "give master and peers a token, or check from that address")
                 continue
@@ -264,7 +264,7 @@ def _advice_on(text: str) -> str:
 
 
 def _judged(name: str, is_fine: bool, text: str, advice: str) -> Check:
-    """Return a check that is a warning, with advice, unless `is_fine`."""
+    """Return a passed check if `is_fine`, otherwise a warning with advice."""
     return Check(name, OK, text) if is_fine else Check(name, WARNING, text, advice)
 
 

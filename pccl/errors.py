@@ -14,7 +14,7 @@ class PCCLError(Exception):
     Attributes:
         result: The kind of failure, a `Result`.
         func_name: The call that failed.
-        message: What went wrong, which peer is concerned, and what to do.
+        message: What went wrong, which peer it concerns, and what to do.
     """
 
     def __new__(cls, result: Result, func_name: str = "", message: str = "") -> PCCLError:

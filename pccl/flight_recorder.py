@@ -60,7 +60,7 @@ class Trace:
     """The clock that the peers' offsets refer to; empty if no offset was measured."""
     peers: list[PeerTrace]
     lack: str = ""
-    """The reason why peers may be missing from the list; empty if it is complete."""
+    """Why peers may be missing from the list; empty if it is complete."""
 
 
 def collect(

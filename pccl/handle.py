@@ -461,7 +461,7 @@ class Launch:
 
 
 class Retry:
-    """The ops of one `all_reduce_multiple_with_retry`: in flight, waiting and failed. The communicators wait for them.
+    """The ops of one `all_reduce_multiple_with_retry`. The communicators wait for them.
 
     Every peer launches its ops in tag order and retries the same ones, since all peers get the same verdict. When an op
     ends, the lowest waiting tag takes its place. The lowest uncommitted tag is therefore in flight on every peer, so
@@ -509,7 +509,7 @@ class Retry:
         return bool(self.in_flight)
 
     def collect(self) -> None:
-        """Collect every op that has ended. Call it when one has, or when the time has passed (raises TIMEOUT).
+        """Collect every op that has ended. Call this when one ends, or at the deadline, where it raises TIMEOUT.
 
         After a failure, the ops in flight are cancelled on all peers, since a peer whose own call failed may never
         launch them. The failure is raised once the last of them has ended.
@@ -518,7 +518,7 @@ class Retry:
         if not ended:
             tags = sorted([*(op.tag for op in self.in_flight), *self._left])
             named = f"{', '.join(map(str, tags[:TAGS_NAMED_MAX]))}{' ...' if len(tags) > TAGS_NAMED_MAX else ''}"
-            text = f"not all ops were committed within {self._limit_s:g} s: those with tags {named} were not"
+            text = f"the ops with tags {named} were not committed within {self._limit_s:g} s"
             whom = self.session.whom(self.in_flight[0])
             raise PCCLError(Result.TIMEOUT, self._func_name, f"{text}; the first waited for {whom}")
         self.in_flight = [op for op in self.in_flight if op not in ended]

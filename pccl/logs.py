@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 FIELDS = ("run", "view", "group", "peer", "other", "tag", "sequence")
-"""Attributes of records. `peer` is the peer that logs, or that a master's record is about; `other` is a second peer."""
+"""Attributes of records. `peer` is the peer that logs or that a master logs about; `other` is a second peer."""
 SHOWN = FIELDS[1:]
 """The fields that the text format shows."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
@@ -72,7 +72,7 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def configure(default_level: str | None = None, in_background: bool = False) -> None:
-    """Send the log to stderr at PCCL_LOG_LEVEL or `default_level`, unless neither is set or the logger has a handler.
+    """Send the log to stderr at PCCL_LOG_LEVEL, else `default_level`, if one is set and the logger has no handler.
 
     With `in_background`, a thread writes the log so that no call waits for stderr.
     """

@@ -129,7 +129,7 @@ class SharedStateSyncStrategy(Enum):
 
 
 class DataType(IntEnum):
-    """The element types that can be reduced. FLOAT has 32 bits, DOUBLE 64."""
+    """The element types that can be reduced. FLOAT is 32 bits wide, and DOUBLE is 64."""
 
     UINT8 = 0
     INT8 = 1
@@ -173,7 +173,7 @@ class DataType(IntEnum):
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
-        """Return the NumPy dtype, for BFLOAT16 that of `ml_dtypes`. TypeError if `ml_dtypes` is not installed."""
+        """Return the NumPy dtype; BFLOAT16 is the one from `ml_dtypes`. TypeError if `ml_dtypes` is not installed."""
         import numpy as np
 
         if self is DataType.BFLOAT16:
@@ -230,14 +230,14 @@ _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
-    """How to encode float tensors in fewer bits for the network. docs/collectives.md has error bounds and advice.
+    """How to encode float tensors in fewer bits for the network. docs/collectives.md gives error bounds and advice.
 
     The options of an op must be the same on all peers, except for `stochastic` and `seed`.
 
     Args:
         quantized_datatype: FLOAT16 or BFLOAT16 for CAST; otherwise UINT8, INT8, UINT16 or INT16.
         algorithm: MIN_MAX, ZERO_POINT_SCALE or CAST; NONE turns quantization off.
-        block_size: Elements that share a scale; 0 means 64 with 4 bits and 256 otherwise. CAST has no blocks.
+        block_size: Elements that share a scale; 0 means 64 for 4-bit codes, else 256. CAST does not use blocks.
         bits: Bits per code. The default is the width of the datatype; 4 is possible with an 8-bit datatype.
         stochastic: Round up or down at random, so that errors average out over many ops.
         seed: A number in [0, 2**64) that seeds the random choices.

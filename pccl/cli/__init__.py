@@ -1,6 +1,6 @@
-"""The `pccl` command. Each subcommand has a module, which imports what it needs only when it runs: help is instant.
+"""The `pccl` command. Each subcommand has a module, which imports its dependencies only when it runs.
 
-A module has `add_parser(subparsers)`, which ends with `set_defaults(run=run)`, and `run(arguments) -> int`, which
+A module defines `add_parser(subparsers)`, which ends with `set_defaults(run=run)`, and `run(arguments) -> int`, which
 returns the exit code.
 """
 
@@ -17,13 +17,13 @@ from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
 from pccl.cli.output import OutputError, show
 
 COMPLETION = """\
-Prints a script with which a shell completes pccl's commands, options and option values.
+Prints a script that lets a shell complete pccl's commands, options and option values.
 
   bash   pccl completion bash > ~/.local/share/bash-completion/completions/pccl
   zsh    pccl completion zsh > "${fpath[1]}/_pccl"
   fish   pccl completion fish > ~/.config/fish/completions/pccl.fish
 
-New shells use the script. Run the command again after updating pccl.
+Shells started later use the script. Run the command again after updating pccl.
 """
 
 

@@ -107,7 +107,7 @@ def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
 
 
 class PlanOptions:
-    """Adds options for the fields of a tool's plan, with the field's default and, unless one is given, its type."""
+    """Adds options for the fields of a tool's plan. Each uses its field's default and, unless given, its type."""
 
     def __init__(self, parser: argparse.ArgumentParser, plan: type[msgspec.Struct]) -> None:
         self._parser = parser

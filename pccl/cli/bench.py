@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Reduces tensors between processes on this machine and compares pccl with a raw ring, which moves the same bytes with
 plain sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth is bytes /
-time; bus bandwidth is algorithm bandwidth times 2(W-1)/W, as in nccl-tests. --collective measures other collectives
-than all_reduce; their size is that of the larger array. With --master, the peers are on several hosts: start
+time; bus bandwidth is algorithm bandwidth times 2(W-1)/W, as in nccl-tests. --collective selects another
+collective, whose size is that of the larger array. With --master, the peers are on several hosts: start
 `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
 
 The items of a LIST are separated by commas; all combinations are measured. Options that do not vary are in the title.
@@ -92,7 +92,7 @@ def add_parser(subparsers: Subparsers) -> None:
     against = listed(one_of({"gloo": GLOO, "raw-ring": RAW_RING}))
     help_text = (
         "gloo: also measure torch's Gloo, on the same arrays in the same processes; needs torch. raw-ring: also "
-        "measure the raw ring with --master. With --master, each opens its own ports"
+        "measure the raw ring with --master. With --master, each of them opens its own ports"
     )
     option("--against", type=against, default=[], metavar="LIST", help=help_text)
     option("--memory", action="store_true", help="also print the peak memory of a rank's ops beyond the user's arrays")

@@ -21,8 +21,8 @@ later a new one joins and receives the shared state from the others.
 This takes about 15 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
 
 The exit code is 0 if the loss fell clearly below the text's unigram entropy (or, in runs with fewer than 100 inner
-steps, below the initial loss), all survivors hold the same bytes, and the kill and the join went as planned; otherwise
-1, or 130 after Ctrl-C, which ends all processes.
+steps, below the initial loss), all survivors hold the same bytes, and the kill and the join went as planned. Otherwise
+it is 1, or 130 after Ctrl-C, which ends all processes.
 """
 
 

@@ -20,11 +20,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="find out why a host cannot join a run",
-        description="Checks the path from this host to a master and back: whether the master answers, versions, "
-        "clocks, full-size packets, round trip and bandwidth, whether the master's host can reach a peer here, and "
-        "whether this host can reach the run's peers; then this host's limits. Prints a remedy for each problem. Run "
-        "it on the host of a future peer, with that peer's environment. The run continues. The exit code is 1 if a "
-        "check has failed, else 0.",
+        description="Checks the path to a master (answer, versions, clocks, full-size packets, round trip, bandwidth), "
+        "whether the master's host can reach a peer on this host, whether this host can reach the run's peers, and "
+        "this host's limits. Prints a remedy for each problem. Run it on the host of a future peer, with that peer's "
+        "environment. It does not interrupt the run. The exit code is 1 if a check has failed, else 0.",
     )
     add_master(parser)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")

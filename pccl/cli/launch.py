@@ -17,19 +17,19 @@ environment variables:
   PCCL_MASTER                   the master's HOST:PORT, which Communicator() uses
   RANK, WORLD_SIZE              the copy's number, from 0, and the number of copies on all nodes
   LOCAL_RANK, LOCAL_WORLD_SIZE  the same for the copies on this machine
-  MASTER_ADDR, MASTER_PORT      the address at which rank 0 of a torch.distributed program opens its store. If they are
-                                not set already: a free port on this machine or, with several nodes, port 29500 on the
+  MASTER_ADDR, MASTER_PORT      the address at which rank 0 of a torch.distributed program opens its store: as
+                                already set, else a free port on this machine or, with several nodes, port 29500 on the
                                 first node
   PCCL_LAUNCH_INDEX, PCCL_LAUNCH_COUNT  the same as RANK and WORLD_SIZE
 A copy that dies does not end the others unless --fail-fast is given.
 
-To use several machines (--nnodes), start a launcher with the same -n on each. Node 0 starts the master, which ends with
-that node's copies, at 0.0.0.0:48148 or at --listen; the others find it at MASTER_ADDR or --master. With --master on all
-nodes, the copies use a master that is already running.
+To use several machines (--nnodes), start a launcher with the same -n on each. Node 0 starts the master at
+0.0.0.0:48148 or --listen, and the master ends with that node's copies; the other nodes find it at MASTER_ADDR or
+--master. If all nodes are given --master, the copies use that master, which must be running.
 
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the copies; a second Ctrl-C kills them. The exit code is
 that of the first copy that failed, or 128 plus the signal's number if a signal ended it. With --tolerate-losses it is 0
-if at least one copy succeeded and all others did too or were ended by a signal that the launcher did not send.
+if at least one copy succeeded and every other copy succeeded or was ended by a signal not sent by the launcher.
 
 If PCCL_TOKEN is set, the started master requires that token, and the copies inherit it.
 PCCL_ENCRYPT=1 makes the copies encrypt the traffic between them.

@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option("--peer", metavar="NAME", help=help_text)
     add_token_file(parser)
-    add_timeout(parser, 10.0, "wait this long for an answer")
+    add_timeout(parser, 10.0, "time to wait for an answer")
     parser.set_defaults(run=run)
 
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
-    """Return which condition of `--check` fails, or None if all hold. The answer may come from a standby."""
+    """Return the condition of `--check` that fails, or None if all hold. The answer may come from a standby."""
     names = [member.name for member in status.members if member.state == "accepted"]
     if len(names) < peers:
         return f"{len(names)} peers are in the run, not {peers}"

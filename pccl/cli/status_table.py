@@ -194,7 +194,7 @@ def _events(status: RunStatus) -> Iterable[Table]:
 
 
 def per_second(status: RunStatus, what: str) -> float:
-    """Return the rate of a count in `Totals` over the last seconds, without the last two, incomplete steps."""
+    """Return the recent rate of a count in `Totals`, without the last two steps, which are incomplete."""
     steps = status.course.steps[-2 - round(RATE_OVER_S / status.course.step_s) : -2]
     total: int = sum(getattr(step, what) for step in steps)
     return total / (len(steps) * status.course.step_s) if steps else 0.0

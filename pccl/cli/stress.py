@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Starts a master and several peers as processes on this machine. Each peer loops over update_topology,
-sync_shared_state and ten concurrent reduces of all types and many sizes, plain and quantized. The results reveal their
-participants. Peers are killed, dismissed and started at random. The results, verdicts and states of all peers are
+sync_shared_state and ten concurrent reduces of all types and many sizes, plain and quantized. Each result reveals
+its participants. Peers are killed, dismissed and started at random. The results, verdicts and states of all peers are
 compared.
 
-The exit code is 0 if every guarantee held and no call took too long; otherwise 1, and the seed, the problems and the
-folder with the logs are printed; or 130 after Ctrl-C, which ends all processes.
+The exit code is 0 if every guarantee held and no call took too long. If not, it is 1, and the seed, the problems and
+the folder with the logs are printed. It is 130 after Ctrl-C, which ends all processes.
 """
 
 
@@ -62,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--interrupts", help_text, **interval)
     option("--token", "give the run a token")
     option("--encrypt", "encrypt traffic between peers, with a token")
-    option("--hang", "fail if a call takes longer", dest="hang_s", metavar="SECONDS")
+    option("--hang", "fail if a call takes longer than this", dest="hang_s", metavar="SECONDS")
     help_text = "seed for all random choices (default: a new one)"
     parser.add_argument("--seed", type=int, metavar="S", help=help_text)
     add_output_options(parser)

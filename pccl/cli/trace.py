@@ -35,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "read the recordings from these PCCL_TRACE_DIR files instead of asking a master"
     option("--files", metavar="FILE", nargs="+", help=help_text)
     add_token_file(parser)
-    add_timeout(parser, 60.0, "draw what has arrived by then")
+    add_timeout(parser, 60.0, "draw what has arrived after this time")
     parser.set_defaults(run=run)
 
 

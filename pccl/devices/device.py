@@ -1,8 +1,8 @@
 """The interface of a device that holds arrays: `Device`, the `Event`s of its streams, and its `HostPool`.
 
-A device runs work asynchronously in *streams*: in order within a stream, in any order between streams. Each thread of
-the program has a current stream for its work. An *event* marks a point in a stream and happens when the stream reaches
-it.
+A device runs work asynchronously in *streams*. Work within a stream runs in order, but streams are independent. Each
+thread of the program has a current stream for its work. An *event* marks a point in a stream and happens when the
+stream reaches it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class HostPool:
     """The host memory for copies to and from one device. Thread-safe.
 
     Copies are asynchronous and fast with pinned memory. Because the system cannot page it out, PINNED_BYTES_MAX limits
-    it, and beyond that blocks are ordinary memory. An op never waits for memory, because two peers that waited for
+    it; beyond that limit, blocks are ordinary memory. An op never waits for memory, because two peers that waited for
     different ops would deadlock. Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX.
     """
 

@@ -74,7 +74,7 @@ class Record:
     token: str
     is_founded: bool = False
     is_complete: bool = False
-    """All actors have been in the run, so a newcomer is a restarted actor."""
+    """Whether all actors have been in the run; any later newcomer is a restarted actor."""
 
     @property
     def address(self) -> str:
@@ -364,7 +364,7 @@ def _op(options: Any) -> ReduceOp:
 
 def _only(arrays: list[Any]) -> Any:
     if len(arrays) != 1:
-        what = f"{len(arrays)} arrays for as many devices of one actor; pccl supports only one per actor"
+        what = f"{len(arrays)} arrays, one per device of the actor; pccl supports only one per actor"
         raise PCCLError(Result.INVALID_ARGUMENT, "ray", what)
     return arrays[0]
 

@@ -181,7 +181,7 @@ def _chain(logs: _Logs, problems: list[str]) -> list[_Step]:
         former = logs.steps.get(step.before, [])
         if not former:
             problems.append(f"step {step.number - 1}, which led to {step.before}, is in no log")
-        # If steps have the same positions but other peer names, the run was resumed. Take the one with logged draws.
+        # If steps with the same positions name different peers, the run was resumed. Take the one with logged draws.
         step = max(former, key=lambda each: all((name, each.number) in logs.drawn for name in each.used), default=None)
     return chain[::-1]
 
@@ -195,7 +195,7 @@ def _differences(
     elif not np.array_equal(np.sort(positions), np.sort(_positions(ranges))):
         yield f"{peer} has drawn positions {drawn.ranges}, but the other peers recorded {ranges}"
     elif drawn.samples != indices_at(positions, size, seed, shuffle).tolist():
-        yield f"{peer} has drawn other samples than the seed places at positions {drawn.ranges}"
+        yield f"{peer} has drawn samples other than those that the seed places at positions {drawn.ranges}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

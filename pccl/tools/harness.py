@@ -229,7 +229,7 @@ def local_environment() -> dict[str, str]:
 
 
 def master_line(line: bytes) -> tuple[str, str]:
-    """Return the master's address and the URL of its page from a line of its output; what the line lacks is empty."""
+    """Return the master's address and the URL of its page from a line of its output, each empty if missing."""
     address, page = (
         line.removeprefix(prefix).decode().strip() if line.startswith(prefix) else ""
         for prefix in (_MASTER_READY, _MASTER_SHOWS)

@@ -1,4 +1,4 @@
-"""`pccl launch`: a master and N copies of a script, as one command.
+"""`pccl launch` runs a master and N copies of a script as one command.
 
 The main thread makes all decisions and waits on one queue, into which signal handlers and each `Child`'s threads put
 events. Threads copy the output, so that a full terminal does not delay the reaction to a signal. All processes are in

@@ -1,4 +1,4 @@
-"""Console, JSON, plots and exit codes of the commands that run processes and judge the result."""
+"""Console, JSON, plots and exit codes for the commands that run processes and judge the results."""
 
 from __future__ import annotations
 

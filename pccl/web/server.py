@@ -1,7 +1,7 @@
 """Serves `routes` over HTTP/1.1 with h11, one request per connection, in the thread of the master's control plane.
 
-At most CONNECTIONS_MAX connections are open; a new one replaces the oldest. A request head has at most HEAD_BYTES_MAX,
-its body is not read, and a connection is closed after CONNECTION_S.
+At most CONNECTIONS_MAX connections are open; a new one replaces the oldest. A request's head is at most HEAD_BYTES_MAX,
+its body is not read, and its connection is closed after CONNECTION_S.
 """
 
 from __future__ import annotations

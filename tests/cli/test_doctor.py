@@ -122,7 +122,7 @@ def test_unreachable_peer_port(command: Command) -> None:
         found = examine(node.address, token="secret", advertise=f"127.0.0.1:{a_free_port()}")
         check = of(found, "dialled back")
         assert check.verdict == "failed"
-        assert "does not reach this one at 127.0.0.1:" in check.text
+        assert "cannot reach this one at 127.0.0.1:" in check.text
         assert "Connection refused" in check.text
         assert "open the port" in check.advice
         with server(ssh) as other:

@@ -54,7 +54,7 @@ class Engine:
     """A session's engine. Methods must be called by one thread at a time, except `stats` and `records`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        """Start one thread. OSError if the system denies it or another resource."""
+        """Start one thread. OSError if the system denies the thread or another resource."""
         self._group = group
         self._segment_bytes = segment_bytes
         self._force_poll = force_poll
@@ -76,8 +76,8 @@ class Engine:
         self._handle = handle
         self._threads = threads
         self._views = [self._new_path(number) for number in range(threads)]
-        """The threads' fast paths, through which even a closed engine can be queried. This needs no Python lock, whose
-        holder might be interrupted by a signal handler that closes the communicator."""
+        """The threads' fast paths, through which even a closed engine can be queried. That takes no Python lock, as
+        a signal handler that closes the communicator might interrupt the lock's holder."""
 
     def divide(self, threads: int) -> None:
         """Set the number of threads, before links and ops exist. On OSError the engine is unchanged."""
@@ -110,7 +110,7 @@ class Engine:
         return bool(self._handle == ffi.NULL)
 
     def forget_after_fork(self) -> None:
-        """Close the copy in a forked child, which does not have the threads."""
+        """Close the copy in a forked child, where its threads do not exist."""
         if self._handle != ffi.NULL:
             lib.pccl_engines_forget_after_fork(self._handle)
             self._handle = ffi.NULL
@@ -219,7 +219,7 @@ class Engine:
         total = {name: sum(stats[name] for stats in all_stats) for name in _STATS_FIELDS}
         for name in ("op_wait_us", "late_ms"):
             total[name] = max(stats[name] for stats in all_stats)
-        # An op's slices are in flight simultaneously, but whole ops on different threads one after the other.
+        # The threads work on an op's slices at the same time, but the times of whole ops add up.
         del total["in_slices_us"]
         total["in_ops_us"] += max(stats["in_slices_us"] for stats in all_stats)
         return total
@@ -252,7 +252,7 @@ class _Staged:
     launch: SubmitOp
     spec: OpSpec
     source: Source
-    """Holds the op's host memory, so it is kept until the engine has ended the op."""
+    """The source holds the op's host memory, so it is kept until the engine has ended the op."""
     is_submitted: bool = False
     is_frozen: bool = False
 
@@ -376,7 +376,7 @@ class EngineFastPath:
     def start(
         self, opening: int, request: OpRequest, uses: Any, wait_ms: int
     ) -> Callable[[], tuple[bool, int, int]] | None:
-        """Submit an op without waiting. Return None if the path was closed before.
+        """Submit an op without waiting, or return None if the path is closed.
 
         The returned function waits, at most `wait_ms`, until the op has left the fast path. It returns whether the op
         has completed, and the bytes sent and received. If no thread waits for the end, the engine's events report it.

@@ -57,7 +57,7 @@ class OpCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpFrozen:
-    """The op has stopped. If it is not done yet, it will never be."""
+    """The op has stopped. If it is not done yet, it never will be."""
 
     op: int
 
@@ -74,10 +74,10 @@ class StepMismatch:
     def text(self, me: str, them: str) -> str:
         """Return the difference as text, naming the two peers."""
         if self.mine is None or self.theirs is None:
-            mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
-            return f"{me} gives {mine} where {them} gives {theirs}; all peers must give the same step, or none"
+            mine, theirs = ("no step" if step is None else f"step {step}" for step in (self.mine, self.theirs))
+            return f"{me} gives {mine} but {them} gives {theirs}; all peers must give the same step, or none"
         return (
-            f"{me} {self.verb} step {self.mine} where {them} {self.verb} step {self.theirs}; "
+            f"{me} {self.verb} step {self.mine} but {them} {self.verb} step {self.theirs}; "
             "one of them has missed or repeated a step"
         )
 
@@ -91,7 +91,7 @@ class OpDetached:
 
 @dataclass(frozen=True, slots=True)
 class OpMismatch:
-    """Another peer has a different op with the same key. `mine` and `theirs` describe the two ops."""
+    """Another peer has launched a different op with the same key. `mine` and `theirs` describe the two ops."""
 
     op: int
     link: int
@@ -168,12 +168,12 @@ class LinkCounters:
     stuck_ms: int = 0
     """Time since the last acknowledgement, while data is unacknowledged."""
     delivered: int = 0
-    """Number of TCP segments that were acknowledged, and below of those that were retransmitted."""
+    """Number of acknowledged TCP segments; the next field counts the retransmitted ones."""
     resent: int = 0
     unacked_bytes: int = 0
     """Current number of unacknowledged bytes on all connections."""
     round_trip_us: int = 0
-    """The current round trip, the longest of all connections, and below the shortest one ever seen."""
+    """The current round trip, the longest of all connections; the next field is the shortest ever seen."""
     round_trip_us_min: int = 0
     unheard_ops: int = 0
     """Number of ops that the peer has not announced here."""

@@ -4,11 +4,11 @@ A launched op needs four hand-overs: from the caller to the trio thread, to the 
 the caller. Small ops use the engine's fast path instead (native/src/fast_path.h): the caller submits the op and waits
 until all participants are done, and the session is notified later. Rules:
 
-1. The session opens the fast path while its machine has a `plain_start`. Before it passes to the machine any input that
-   affects ops, such as a message from the master, it closes the fast path and reports to the machine all ops that used
-   it. So the machine decides as if it had launched each of them itself.
-2. A tag's uses are counted in one place at a time: by the fast path from the first op with that tag until the path is
-   closed or the session launches an op with it (`forget_uses`), otherwise by the machine. Two threads never count the
+1. The session opens the fast path while its machine has a `plain_start`. Before it passes the machine any input that
+   affects ops, such as a message from the master, it closes the fast path and reports all ops that used it to the
+   machine. So the machine decides as if it had launched each of them itself.
+2. The fast path counts a tag's uses from its first op with that tag until the path is closed or the session launches
+   an op with the tag (`forget_uses`). At all other times the machine counts them. Two threads never count the
    same tag, because ops in flight have different tags. Point-to-point ops have separate tags for each pair and
    direction.
 3. The machine launches a tag's first op in an epoch. When it launches a later one, ops on the fast path are already
@@ -17,7 +17,7 @@ until all participants are done, and the session is notified later. Rules:
    the op, the caller ends it; otherwise the session is notified and ends it. A caller gives an op up through the
    session, which closes the path first; if the op is not over then, it belongs to the session.
 5. A signal handler may raise at any moment in the caller's thread. Before the single call that submits it, the op does
-   not exist; afterwards, the session is notified of it like of any other op.
+   not exist; afterwards, the session is notified of it as of any other op.
 """
 
 from __future__ import annotations

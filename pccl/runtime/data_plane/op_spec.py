@@ -115,7 +115,7 @@ class OpSpec(NamedTuple):
     bytes_of: str = ""
     """Dtype of an array that is sent as bytes. It must match on all peers."""
     new_array: Callable[[], Any] | None = None
-    """Returns the result of an all_reduce that is not written to an array passed by the caller."""
+    """Returns the result of an all_reduce as a new array, if the caller passed no array for it."""
     written: Callable[[], None] | None = None
     """Called when a result is in the caller's arrays, before the op is reported as over."""
     is_overlapped: bool = False

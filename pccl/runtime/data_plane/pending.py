@@ -43,7 +43,7 @@ class PendingOp:
     """An op from its launch to its result. `wait` is for any thread, `async_wait` for trio and asyncio."""
 
     launched_ns = 0
-    """Launch time on the monotonic clock, and below the launching thread; 0 if the engine records them."""
+    """Launch time on the monotonic clock; the next field is the launching thread. 0 if the engine records them."""
     caller = 0
     waits: OverlappedWaits | None = None
     """The session's waits, if the op's caller waits later; None if the engine times the op."""
@@ -55,7 +55,7 @@ class PendingOp:
         self.source = spec.source
         """The source for arrays on a device; it delivers the result if the op succeeds."""
         self.new_array = spec.new_array
-        """Returns the result if it is not written to an array passed by the caller."""
+        """Returns the result as a new array, if the caller passed no array for it."""
         self.written = spec.written
         """Called when a result is in the caller's arrays."""
         self.is_given_up = False
@@ -74,8 +74,8 @@ class PendingOp:
         """The participants, once the op has started."""
         self.rank = 0
         self.join: Callable[[], tuple[bool, int, int]] | None = None
-        """For an op started on the fast path: waits a few milliseconds at most for its end, and returns whether it has
-        succeeded and the numbers of bytes sent and received. None for other ops."""
+        """A function that waits at most a few milliseconds for the end of an op on the fast path, and returns whether
+        the op has succeeded and the numbers of bytes sent and received. None for other ops."""
         self.is_released = False
         """Whether pccl has stopped reading and writing the caller's arrays."""
         self._over = Latch()

@@ -4,7 +4,7 @@ A broken control connection is restored to the same master and continues the ses
 the machine noticing. The master is lost
 
 1. if it does not know the session;
-2. if it could not be reconnected for a peer timeout, or for half of `master_timeout_s` if that is shorter;
+2. if reconnecting fails for a peer timeout, or for half of `master_timeout_s` if that is shorter;
 3. immediately, if there are other masters to try, its port is closed and its heartbeats have ended.
 
 The peer then searches for another master at all addresses in turn (`MasterAddresses`), while the engine continues. A
@@ -59,8 +59,8 @@ class Control(Part):
         recording_parts: RecordingParts,
         seek_s: float,
     ) -> None:
-        """`masters` includes the connected master's address. A newcomer searches for a master that leads a run for at
-        least `seek_s`."""
+        """`masters` includes the connected master's address. A newcomer spends at least `seek_s`
+        searching for a master that leads a run."""
         super().__init__(shared)
         self.attached = trio.Event()
         """Set while there is a control connection, as far as this peer knows."""
@@ -202,7 +202,7 @@ class Control(Part):
         timeout_s = self._driver.facts.peer_timeout_s
         is_majority_there = isinstance(messages[-1], m.VoteRequest)
         if is_majority_there and self._patience is not None:
-            # It may wait a peer timeout for the remaining peers. Stay, even if the search has little time left.
+            # The master may wait a peer timeout for the remaining peers. Stay, even if the search has little time left.
             self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)
         return self._masters.patience_s(timeout_s, is_majority_there)
 

@@ -1,4 +1,4 @@
-"""Turns, which give access to a session's protocol machine; the session's options and tasks; how faults end it.
+"""Turns, which give access to a session's protocol machine, and the session's options, tasks and end.
 
 A turn is a context that prepares the machine, yields it, and executes its effects in order at the end:
 
@@ -190,9 +190,9 @@ class Lifetime:
     """The lifetime of a session: its tasks and the reason for its end."""
 
     def __init__(self, logger: logging.LoggerAdapter[logging.Logger], last_words: Callable[[str], None]) -> None:
-        """`last_words` sends the master the reason why this peer leaves, if that is still possible."""
+        """`last_words` sends the master the reason for leaving, if that is still possible."""
         self.failure: SessionError | None = None
-        """The reason why the session is over."""
+        """The reason for the end of the session."""
         self.is_broken = False
         """Whether the session has a fault, so that its machine's state cannot be trusted."""
         self.ended = trio.Event()
@@ -334,7 +334,7 @@ class MasterConnection:
         self.connection.close()
 
     async def part(self, limit_s: float, *, is_heard: bool) -> None:
-        """Send the backlog and, if `is_heard`, wait until the master closes; for at most `limit_s`."""
+        """Send the backlog and, if `is_heard`, wait until the master closes. This takes at most `limit_s`."""
         with trio.move_on_after(limit_s):
             await (self.connection.part() if is_heard else self.connection.flush())
 

@@ -41,7 +41,7 @@ from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
 EVENTS_KEPT = min(1024, RECORDS)
-"""Number of events kept, and separately of group calls, because a loop may make one in each step."""
+"""Number of events kept. As many group calls are kept separately, because a loop may make one in each step."""
 SAMPLES_KEPT = min(4096, RECORDS)
 """Number of link samples kept."""
 RINGS_KEPT = 256

@@ -55,7 +55,7 @@ logger = logging.getLogger("pccl.peer")
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
 COUNTING_S = 0.02
-"""Time that the engine gets to report the links' counters."""
+"""Time limit for the engine to report the links' counters."""
 LOSSES_MAX = 1000
 """Maximum number of lost peers that are remembered with the reason."""
 
@@ -73,7 +73,7 @@ class PeerSession:
         address: Address,
         seek_s: float,
     ) -> None:
-        """`connection` leads to `address`, one of the `masters`, whose host the master's certificate must name.
+        """`connection` leads to `address`, one of the `masters`. The master's certificate must name its host.
         Before it is in a run, a session searches for a master for `seek_s`, or for
         `options.master_timeout_s` if that is longer."""
         self.view: View | None = None
@@ -86,7 +86,7 @@ class PeerSession:
         self.is_forgotten = False
         """Whether this session belongs to this process's parent."""
         self.installed = trio.Event()
-        """Set when the first view is installed or can no longer be."""
+        """Set when the first view is installed or can no longer be installed."""
         self._options = options
         self._listener = listener
         self._engine = engine
@@ -203,7 +203,7 @@ class PeerSession:
 
     @property
     def obstacle(self) -> str:
-        """The reason why no master admits this peer at the moment; empty if only other peers delay it."""
+        """Why no master admits this peer at the moment; empty if only other peers delay it."""
         machine = self._machine
         return machine.obstacle or ("" if machine.run else self._control.account())
 

@@ -1,4 +1,4 @@
-"""A session's part in sync_shared_state: it makes the group call, fetches state as planned, and serves other peers."""
+"""Takes part in sync_shared_state: makes the group call, fetches state as planned, and serves other peers."""
 
 from __future__ import annotations
 

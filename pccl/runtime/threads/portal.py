@@ -143,7 +143,7 @@ class Portal:
             self._ready.set()
             await self._stop.wait()
 
-        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # not that of the thread that started this one
+        lib.pccl_fpenv_set(lib.pccl_fpenv_default())  # instead of the starting thread's
         try:
             trio.run(main)
         except BaseException as error:
@@ -355,7 +355,7 @@ class Server(Protocol):
     is_interrupted: bool
     description: str
     fault: str
-    """The reason why the server has stopped by itself, if it has."""
+    """Why the server has stopped by itself; empty if it has not."""
 
     def interrupt(self) -> None:
         """Begin to stop. Never waits, so signal handlers may call it."""

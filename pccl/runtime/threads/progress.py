@@ -6,7 +6,7 @@ run notes each *turn*, and heartbeats stop once the run has made no progress for
 
     HOLD_S          for any reason, because a library may hold the GIL temporarily.
     peer timeout    (at least STILL_S_MIN) if a watching thread could run Python in that time, so that the run itself
-                    must be stuck. Only for pccl's own trio thread, because in a user's program the run makes no
+                    must be stuck. This applies only to pccl's own trio thread: in a user's program, the run makes no
                     progress whenever one of the user's tasks computes.
 
 A peer timeout later, the other side detects that the process is silent.

@@ -1,7 +1,7 @@
 """Runs pccl's own tasks within a user's trio program, and functions in helper threads.
 
-If trio runs in the main thread, Ctrl-C raises KeyboardInterrupt in the running task, unless that is protected. In one
-of pccl's tasks it would end the session and trio with it, because neither expects it there. So all these tasks are
+If trio runs in the main thread, Ctrl-C raises KeyboardInterrupt in the running task, unless it is protected. In one of
+pccl's tasks this would end the session and trio with it, because neither expects it there. So all these tasks are
 protected, and so are users' calls except while they wait. trio then raises KeyboardInterrupt in the main task at its
 current or next wait. That is the program's own code, or a pccl call that undoes its work.
 """

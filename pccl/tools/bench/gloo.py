@@ -1,6 +1,6 @@
-"""torch's Gloo on the same arrays as pccl: a tensor made from an array shares its memory.
+"""Runs torch's Gloo on the same arrays as pccl, because a tensor made from an array shares its memory.
 
-This module is imported only on request, because it imports torch. torch uses one thread, Gloo its default threads.
+This module is imported only on request, because it imports torch. torch uses one thread, and Gloo uses its default.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One peer of a benchmark: `pccl bench --master` on each host, or `python -m pccl.tools.bench.peer JSON` here.
 
 Peers agree by using collectives of the measured run: an all-reduce sets each iteration's time to that of its slowest
-rank, so all peers have the same rows. Raw ring and Gloo open their own ports at the local address of connections to the
-master or, if the master is on the same host, to another host. Peers on one machine synchronize with the raw ring's
-barrier, peers on several machines with pccl's.
+rank, so all peers get the same rows. Raw ring and Gloo open their own ports at the address from which this host dials
+the master or, if the master is on this host, another host. Peers on one machine synchronize with the raw ring's
+barrier, and peers on several machines use pccl's.
 """
 
 from __future__ import annotations

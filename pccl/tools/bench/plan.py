@@ -45,7 +45,7 @@ CODES = {
     "bfloat16": (DataType.BFLOAT16, 16),
     "float16": (DataType.FLOAT16, 16),
 }
-# The error of one quantization, relative to the block's range (codes) or the value (casts). It doubles if stochastic.
+# The error of rounding once, relative to the block's range (codes) or the value (casts); doubled if stochastic.
 _CODE_ERRORS = {4: 1 / 29, 8: 1 / 505, 16: 1 / 125_000}
 _CAST_ERRORS = {DataType.BFLOAT16: 2**-8, DataType.FLOAT16: 2**-11}
 

@@ -113,7 +113,7 @@ def row(
     slowest_s: Mapping[str, Sequence[float]],
     memory: Memory | None,
 ) -> Row:
-    """Return a case's row. `slowest_s` has, for each contender and iteration, the seconds of the slowest rank."""
+    """Return a case's row. `slowest_s` holds the slowest rank's seconds for each contender and iteration."""
     timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
     pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
     return Row(

@@ -1,4 +1,4 @@
-"""`pccl demo`: training across processes that die and join, on one machine.
+"""`pccl demo` trains a model across processes that die and join, on one machine.
 
 A supervisor starts a master and N peers as processes. Every peer trains the same byte-level language model on its own
 shard of text with DiLoCo and reports its progress as JSON lines. During the run, the supervisor kills one peer in the

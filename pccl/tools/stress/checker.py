@@ -1,9 +1,9 @@
 """Compares the reports of all peers with each other and with the library's guarantees.
 
-Reports from one peer arrive in order, those from different peers in any order. A step, named by (group, lineage,
-revision), is judged once all peers that synced for it have reported on it or ended, and SETTLE_S have passed. A member
-is one session of one peer. A peer that does not know the outcome of its own op leaves its session in the middle of a
-step; the other peers' results may or may not contain its contribution.
+Reports from one peer arrive in order; reports from different peers arrive in any order. A step, named by (group,
+lineage, revision), is judged once all peers that synced for it have reported on it or ended, and SETTLE_S have passed.
+A member is one session of one peer. A peer that does not know the outcome of its own op leaves its session in the
+middle of a step; the other peers' results may or may not contain its contribution.
 """
 
 from __future__ import annotations

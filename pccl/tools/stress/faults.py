@@ -57,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Hit:
-    """Kill or freeze a peer, when it begins `aim` or immediately."""
+    """Kill or freeze a peer when it begins the activity `aim`, or immediately if that is None."""
 
     peer: int
     freeze_s: float | None

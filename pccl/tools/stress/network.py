@@ -77,7 +77,7 @@ def cut_one(random: Random, masters: str) -> bool:
 
 
 def unavailable() -> str:
-    """Return the reason why packets cannot be filtered on this machine, or "" if they can."""
+    """Return why packets cannot be filtered on this machine, or "" if they can."""
     if not sys.platform.startswith("linux"):
         return "needs Linux, where a socket can have a packet filter"
     try:

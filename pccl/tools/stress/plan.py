@@ -52,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kill_master: Interval | None = None
     """The time between kills of the leading master, or None for no kills."""
     state: bool | None = None
-    """Whether masters record their run on disk. None: only if they are killed and have no standby."""
+    """Whether masters record their run on disk. By default, only if they are killed and there is no standby."""
     standbys: int = 0
     timeouts: bool = False
     threads: int = 0

@@ -242,7 +242,7 @@ class State:
 class Worker:
     """One peer. It connects, steps, reports, and reconnects after an eviction, until it is asked to leave.
 
-    Choices that may differ between peers come from this peer's generator; choices that must agree, from the revision.
+    Choices that may differ between peers use this peer's generator; choices that must agree depend on the revision.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -468,7 +468,7 @@ class Worker:
         return None
 
     def _continues_after(self, error: PCCLError, buffers: Buffers) -> bool:
-        """Return whether to retry an op after an error, or False if this peer is alone. Raise errors without retry."""
+        """Return True to retry an op after an error, or False if this peer is alone. Raise any other error."""
         buffers.take_back()
         if error.result is Result.TOO_FEW_PEERS:
             return False

@@ -68,7 +68,7 @@ def test_wrong_sample_is_found(tmp_path: Path) -> None:
 
     report = problems_after(run(tmp_path, deaths=0.0), another)
     assert "step 2: peer" in report
-    assert "has drawn other samples than the seed places at positions" in report
+    assert "has drawn samples other than those that the seed places at positions" in report
 
 
 def test_missing_draw_is_found(tmp_path: Path) -> None:
