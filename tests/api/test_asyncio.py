@@ -313,7 +313,7 @@ def test_call_from_another_library_is_refused(master: MasterNode) -> None:
     peer = AsyncCommunicator(master.address)
     asyncio.run(peer.connect())
     refused(partial(trio.run, peer.are_peers_pending), "connected in asyncio and cannot be called from a trio run")
-    refused(partial(peer.are_peers_pending().send, None), "trio and in asyncio, and neither of them runs here; Commun")
+    refused(partial(peer.are_peers_pending().send, None), "trio or asyncio, but neither of them runs here; Commun")
     asyncio.run(peer.close())
 
 

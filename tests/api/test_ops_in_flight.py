@@ -139,7 +139,7 @@ def test_tag_in_flight_is_refused(cluster: Cluster) -> None:
     handle = cluster[0].all_reduce_async(ones(), op=SUM, tag=3)
     for call in (cluster[0].all_reduce, cluster[0].all_reduce_async):
         error = refusal(partial(call, ones(), op=SUM, tag=3))
-        assert (error.result, "tag 3 is in flight" in str(error)) == (Result.INVALID_USAGE, True)
+        assert (error.result, "tag 3 is already in flight" in str(error)) == (Result.INVALID_USAGE, True)
     cluster[1].all_reduce(ones(), op=SUM, tag=3)
     assert handle.wait()[0], "the first of them is not disturbed"
 

@@ -136,7 +136,7 @@ FAULTS: dict[str, Known] = {
         "interrupts",
         communicator,
         "interrupted",
-        ("op.finish(op.result)  # the interrupt may have cut that off", "pass"),
+        ("op.finish(op.result)  # the interrupt may have cut this short", "pass"),
     ),
     "claim-in-two-steps": _fault(
         "two callers can both claim a tag",

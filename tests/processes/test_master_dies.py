@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -111,7 +110,7 @@ def test_stopped_master_continues(start: Start, run: Run) -> None:
     assert [_ends(peer) for peer in peers] == [_sums(2)] * 2
 
 
-def test_master_timeout_names_the_lost_peers(start: Start, run: Run) -> None:
+def test_master_timeout_ends_the_session(start: Start, run: Run) -> None:
     (master,) = start(1)
     address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
     peers = run(4, address, master_timeout=0.5)
@@ -123,6 +122,3 @@ def test_master_timeout_names_the_lost_peers(start: Start, run: Run) -> None:
         answer = peer.answer()
         assert answer.error == "MASTER_CONNECTION_FAILED"
         assert "no master has taken over within 0.5 s" in answer.text
-        _, _, links = answer.text.partition("The links with peers ")
-        for number, lost in ((1, peers[0]), (4, peers[3])):
-            assert re.search(rf"\b{number} \(\S+:{lost.process.pid}\)", links), answer.text

@@ -268,7 +268,7 @@ class RealEngines:
         if engine is None or loan is None or loan.is_returned or op in engine.detaching or op in node.results:
             return
         engine.detaching.add(op)
-        engine.threads._detach(op)
+        engine.threads.detach(op)
 
     def _detached(self, node: Node, op: int) -> None:
         loan = self.of[node].loans[op]
