@@ -155,8 +155,8 @@ class Dialer:
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`, or may name any run if that
-        is None. `token` is empty if this side has none, and `exchange` is None if it has no X25519."""
+        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`; if `run` is None, it may name
+        any run. `token` is empty if this side has none, and `exchange` is None if it lacks X25519."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
@@ -180,7 +180,7 @@ class Dialer:
         theirs = challenge.auth[NONCE_BYTES:]
         if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
             raise AuthError(
-                f"its share of {len(challenge.auth)} bytes is neither a nonce nor a nonce with a public key"
+                f"its share is {len(challenge.auth)} bytes; expected a nonce, optionally followed by a public key"
             )
         if self._run is not None and challenge.run != self._run:
             raise AuthError(f"it belongs to run {challenge.run!r}, not {self._run!r}")
@@ -236,7 +236,9 @@ class Acceptor:
             )
         theirs = opening.auth[NONCE_BYTES:]
         if len(opening.auth) < NONCE_BYTES or len(theirs) not in (0, PUBLIC_KEY_BYTES):
-            raise AuthError(f"its share of {len(opening.auth)} bytes is neither a nonce nor a nonce with a public key")
+            raise AuthError(
+                f"its share is {len(opening.auth)} bytes; expected a nonce, optionally followed by a public key"
+            )
         if _wants_encryption(opening) and not theirs:
             raise AuthError("encryption is requested without a public key to derive keys from")
         ours = b""

@@ -189,7 +189,7 @@ class RunState:
     """The state of the run named `run`. Peers of other runs are refused."""
 
     def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
-        """`secret` shows peers which masters know the run."""
+        """`secret` proves to peers that a master knows the run."""
         self.run = run
         self.secret = secret
         self.term = term
