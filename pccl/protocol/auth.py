@@ -37,7 +37,7 @@ Properties:
 4. Payload keys have forward secrecy: they depend on a private key that exists only in memory and is wiped after the
    handshake. A public key that makes `dh` zero is refused.
 5. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
-   its proof first, so a token should be random.
+   its proof first. A token should therefore be random.
 
 Limits. A proof authenticates only the start of a connection; TLS to the master, payload keys between peers, or a VPN
 protect the rest. Any holder of the token can impersonate either end. Python's copies of payload keys are freed, but

@@ -5,7 +5,7 @@ each other, they commit by mutual completion: a peer whose engine is done sends 
 once it has received DONE from all of them. This takes one one-way delay and no message to the master. It applies to
 all ops in a mesh and to every point-to-point op (`is_mutual`). Other ops wait for the master (`master.verdicts`).
 
-    1  An engine sends DONE only once it has the complete result, which it cannot lose.
+    1  An engine sends DONE only once it has the complete result and can no longer lose it.
     2  A peer that commits by itself has received DONE from all participants.
     3  Only the machine commits, in the order of its events, and never an op that it has promised not to commit (abort
        vote). The fast path commits only if the machine would too (`Ops.plain_start`).
@@ -23,13 +23,13 @@ So all surviving peers reach the same end:
        b  If it is done, the peer promises not to commit it by itself, and the master asks the other participants. Each
           reports a commit or makes the same promise. If any has committed, the master commits; otherwise it aborts once
           all have answered. If a participant is lost before that, the flush decides.
-       c  The master holds the same vote before it aborts an op that some peers seem never to have launched.
+       c  The master holds the same vote before it aborts an op that some peers have apparently never launched.
 
     7  If the master dies, the peers' recovery reports contain their commits. A peer that has promised not to commit
        reports to the next master again that it has given up the op.
 
 The master learns about such ops only from `Report` (totals), `OpsStalled` and `OpsOver` (long waits), flushes after
-broken links, and `TagsUsed`, after which a peer that has used too many tags starts no op until a new epoch.
+broken links, and `TagsUsed`. A peer that has sent `TagsUsed` starts no op until a new epoch.
 """
 
 from __future__ import annotations

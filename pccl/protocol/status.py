@@ -1,7 +1,7 @@
 """The status of a run as the master sees it: the schema of `pccl status`, the status page and the metrics.
 
-The status is sent as msgpack or JSON maps: readers ignore fields that they do not know, and fields added later have
-defaults. Times are given as ages in seconds, because the clocks of machines differ; texts are printable.
+The status is sent as msgpack or JSON maps. Readers ignore fields that they do not know, and fields added later have
+defaults. Times are given as ages in seconds, because the clocks of machines differ. Texts are printable.
 """
 
 # No `from __future__ import annotations` here, as in `messages`.

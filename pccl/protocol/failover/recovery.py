@@ -35,7 +35,7 @@ Peers that continue:
 
 Ops:
 
-   10  If all peers of a group are connected and their ops run, the ops continue. Otherwise the group is flushed as
+   10  If all peers of a group are connected and their ops run, these ops continue. Otherwise the group is flushed as
        after a loss.
    11  A verdict that a survivor received stands. Any other op is committed if all survivors have done it.
 

@@ -3,7 +3,7 @@
 A ring needs the links between neighbours. A small group also makes all other links, but works without any that fail.
 A failed pair does not show which of its two peers is at fault; the peers' other links do.
 
-    1  A broken link between two live peers is remade (`Prepare.relink`), as are all links of both ends. After
+    1  A broken link between two live peers is remade (`Prepare.relink`), as are all other links of these peers. After
        RELINKS_MAX attempts without a committed op the pair counts as failed. The decision waits for the flush after
        the break, because the ends that report it may still commit ops of the epoch.
     2  Evictions wait until each link is up or has failed, at most EVIDENCE_SHARE of the peer timeout after a failure.

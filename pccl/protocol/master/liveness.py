@@ -8,11 +8,11 @@
        to it. Observers are the present peers in its ring that have a link to it. Newcomers count only if there are no
        other observers, and a peer that is still making its link never counts.
     4  An absent peer without observers is kept as in 2.
-    5  A pending peer that is being admitted is lost as soon as both its connections have ended.
+    5  A pending peer that is being admitted is lost as soon as both of its connections have closed.
     6  Before it evicts a peer, the master checks whether it is cut off itself (`has_lost_sight`). If most peers of the
        view and most of all that ever sent a heartbeat are quiet for half the timeout, it evicts none and is deposed.
 
-If all connections of a living peer are reset at once, observers are wrong, and it is evicted unnecessarily.
+If all connections of a living peer are reset at once, rule 3 misjudges it, and it is evicted unnecessarily.
 
 After a takeover each peer has one peer timeout to make its heartbeat connection.
 """

@@ -120,7 +120,7 @@ class Master:
                 )
             else:
                 handler(member, message)
-        # else: the peer was evicted, and its last messages crossed the Goodbye.
+        # else: the peer was evicted and sent this before it received Goodbye.
         return self._advance()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:

@@ -5,7 +5,7 @@ as a ring change after a loss. Groups of up to ALL_PAIRS_PEERS_MAX peers measure
 measures that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX, and the
 search uses the values known by then. A missing link counts as unreachable, and a ring that needs one is not adopted.
 
-Otherwise a ring keeps its order: a lost peer is removed, and newcomers are inserted where they cost least.
+All other changes keep the order of a ring: a lost peer is removed, and newcomers are inserted where they cost least.
 """
 
 from __future__ import annotations

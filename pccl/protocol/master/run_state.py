@@ -209,7 +209,7 @@ class RunState:
         self.lost: list[tuple[int, str]] = []
         """Peers that are in the view in force but not in the next one, each with the reason."""
         self.asked_at: dict[int, float] = {}
-        """Peers that owe an answer, each with the time of the request, the longest wait first."""
+        """Peers that have yet to answer a request, each with its time, the longest wait first."""
         self.made_in: dict[Pair, int] = {}
         self.history = History()
         self.traffic = Traffic(self.history)
