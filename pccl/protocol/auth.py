@@ -179,9 +179,7 @@ class Dialer:
             raise AuthError(f"it requires a token, but this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
         if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
-            raise AuthError(
-                f"its share is {len(challenge.auth)} bytes; expected a nonce, optionally followed by a public key"
-            )
+            raise AuthError(f"its share is {len(challenge.auth)} bytes; expected a nonce, optionally with a public key")
         if self._run is not None and challenge.run != self._run:
             raise AuthError(f"it belongs to run {challenge.run!r}, not {self._run!r}")
         self._run = challenge.run
@@ -236,9 +234,7 @@ class Acceptor:
             )
         theirs = opening.auth[NONCE_BYTES:]
         if len(opening.auth) < NONCE_BYTES or len(theirs) not in (0, PUBLIC_KEY_BYTES):
-            raise AuthError(
-                f"its share is {len(opening.auth)} bytes; expected a nonce, optionally followed by a public key"
-            )
+            raise AuthError(f"its share is {len(opening.auth)} bytes; expected a nonce, optionally with a public key")
         if _wants_encryption(opening) and not theirs:
             raise AuthError("encryption is requested without a public key to derive keys from")
         ours = b""

@@ -355,8 +355,7 @@ class Ops:
                 self._outbox.done.append(entry.ref)
 
     def completed(self, op: int) -> None:
-        """Commit an op that all participants have completed, unless this peer promised not to. This also applies
-        while ops are stopped."""
+        """Commit an op that all participants completed, even if ops are stopped, unless this peer promised not to."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort:
             return
