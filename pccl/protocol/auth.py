@@ -37,7 +37,7 @@ Properties:
 4. Payload keys have forward secrecy: they depend on a private key that exists only in memory and is wiped after the
    handshake. A public key that makes `dh` zero is refused.
 5. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer sends
-   its proof first, so a token should be random.
+   its proof first. A token should therefore be random.
 
 Limits. A proof authenticates only the start of a connection; TLS to the master, payload keys between peers, or a VPN
 protect the rest. Any holder of the token can impersonate either end. Python's copies of payload keys are freed, but
@@ -155,8 +155,8 @@ class Dialer:
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`, or may name any run if that
-        is None. `token` is empty if this side has none, and `exchange` is None if it has no X25519."""
+        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`; if `run` is None, it may name
+        any run. `token` is empty if this side has none, and `exchange` is None if it lacks X25519."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
@@ -179,9 +179,7 @@ class Dialer:
             raise AuthError(f"it requires a token, but this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
         if len(challenge.auth) < NONCE_BYTES or len(theirs) not in (0, len(self._public_key)):
-            raise AuthError(
-                f"its share of {len(challenge.auth)} bytes is neither a nonce nor a nonce with a public key"
-            )
+            raise AuthError(f"its share is {len(challenge.auth)} bytes; expected a nonce, optionally with a public key")
         if self._run is not None and challenge.run != self._run:
             raise AuthError(f"it belongs to run {challenge.run!r}, not {self._run!r}")
         self._run = challenge.run
@@ -236,7 +234,7 @@ class Acceptor:
             )
         theirs = opening.auth[NONCE_BYTES:]
         if len(opening.auth) < NONCE_BYTES or len(theirs) not in (0, PUBLIC_KEY_BYTES):
-            raise AuthError(f"its share of {len(opening.auth)} bytes is neither a nonce nor a nonce with a public key")
+            raise AuthError(f"its share is {len(opening.auth)} bytes; expected a nonce, optionally with a public key")
         if _wants_encryption(opening) and not theirs:
             raise AuthError("encryption is requested without a public key to derive keys from")
         ours = b""

@@ -127,7 +127,7 @@ class Decoder(Generic[M]):
 KEY_BYTES = 16
 ACK_EVERY = 16
 KEPT_BYTES_MAX = 64 * 2**20
-"""Limit of the bytes that one end keeps for the other, which may have stopped reading or be away for too long."""
+"""Maximum number of bytes that one end keeps for the other, which may have stopped reading or lost its connection."""
 
 
 class ControlSession:

@@ -1,35 +1,35 @@
 """Completion: how the participants of an op commit it without the master.
 
-An op must end in the same way on all peers, no matter which peers and masters die. If all participants have links with
+An op must end in the same way on all peers, whichever peers and masters die. If all participants have links with
 each other, they commit by mutual completion: a peer whose engine is done sends DONE to all participants, and commits
 once it has received DONE from all of them. This takes one one-way delay and no message to the master. It applies to
 all ops in a mesh and to every point-to-point op (`is_mutual`). Other ops wait for the master (`master.verdicts`).
 
-    1  An engine sends DONE only once it has the complete result, which it cannot lose.
+    1  An engine sends DONE only once it has the complete result and can no longer lose it.
     2  A peer that commits by itself has received DONE from all participants.
     3  Only the machine commits, in the order of its events, and never an op that it has promised not to commit (abort
-       vote). The fast path commits only when the machine would do the same (`Ops.plain_start`).
+       vote). The fast path commits only if the machine would too (`Ops.plain_start`).
 
 So all surviving peers reach the same end:
 
-    4  If a peer is lost, each survivor stops its ops for the flush and reports which of them are done and which it has
-       committed in this epoch. The master commits the ops that any survivor has committed or all have done, and aborts
-       the rest. By 2, an op that a lost peer committed is done at all survivors. A survivor that has DONE from all
+    4  If a peer is lost, each survivor stops its ops for the flush. It reports which of them are done and which ops it
+       has committed in this epoch. The master commits the ops that any survivor has committed or all have done, and
+       aborts the rest. By 2, an op that a lost peer committed is done at all survivors. A survivor with DONE from all
        participants commits even after its reply, unless it has promised not to: the master must commit that op too.
     5  A commit from the master (6) may arrive before the peer's own engine is done. Survivors report it as committed.
     6  If a participant gives up an op, its engine first stops the op.
 
        a  If the op is not done, no peer has committed it or ever will (2), and the master aborts it at once.
-       b  If it is done, the peer promises not to commit it by itself, and the master asks the other participants: each
+       b  If it is done, the peer promises not to commit it by itself, and the master asks the other participants. Each
           reports a commit or makes the same promise. If any has committed, the master commits; otherwise it aborts once
           all have answered. If a participant is lost before that, the flush decides.
-       c  The master holds the same vote before it aborts an op that some peers seem never to have launched.
+       c  The master holds the same vote before it aborts an op that some peers have apparently never launched.
 
     7  If the master dies, the peers' recovery reports contain their commits. A peer that has promised not to commit
        reports to the next master again that it has given up the op.
 
 The master learns about such ops only from `Report` (totals), `OpsStalled` and `OpsOver` (long waits), flushes after
-broken links, and `TagsUsed`, after which a peer that has used too many tags starts no op until a new epoch.
+broken links, and `TagsUsed`. A peer that has sent `TagsUsed` starts no op until a new epoch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 TAGS_MAX = 2**16
-"""Number of different tags that a group may use in one epoch. Every peer keeps a use count per tag."""
+"""Maximum number of different tags that a group may use in one epoch. Every peer keeps a use count per tag."""
 
 
 def is_mutual(tag: int, is_meshed: bool) -> bool:

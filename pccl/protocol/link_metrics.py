@@ -1,7 +1,7 @@
 """Link metrics: what the master knows about the links between peers, each value with its age.
 
-A metric is the rate of one direction of a link in bytes per second and the link's round-trip time, half of which counts
-as the latency. Metrics come from probes (`optimize_topology`).
+A metric consists of the rate of one direction of a link, in bytes per second, and the link's round-trip time. Half of
+the round-trip time is taken as the latency. Metrics come from probes (`optimize_topology`).
 
     1  A metric is kept until a newer one replaces it. `is_due` returns whether to measure again.
     2  A metric between two hosts applies to every unmeasured pair of their peers, including peers that join later from
@@ -52,7 +52,7 @@ class LinkMetrics:
         self._hosts: dict[int, Hosts] = {}
         self._of_pairs: dict[Pair, KnownMetric] = {}
         self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
-        """The latest metric of any pair of peers on each two hosts, the oldest entry first."""
+        """For each two hosts, the latest metric between any of their peers. The oldest entry comes first."""
         self._known_hosts: set[Hosts] = set()
         self._failed_at: dict[Pair, float] = {}
 
@@ -139,7 +139,7 @@ class LinkMetrics:
         )
 
 
-# The size below which the direct algorithm is faster than the ring, from a group's link metrics.
+# The op size below which the direct algorithm is faster than the ring, computed from a group's link metrics.
 
 UNKNOWN = -1
 """The limit if links were not measured or only one algorithm is possible. Op size and world size then decide."""
@@ -150,7 +150,7 @@ BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
 """Largest chunk per rank for direct ops if the limit is UNKNOWN (pccl_algorithm_default in native/src/plans.c)."""
 OTHERWISE_BITS = 2
-"""A limit justifies a new ring only if it differs by this power of two; smaller differences are measurement noise."""
+"""Power of two by which a new limit must differ to justify a new ring. Less may be measurement noise."""
 
 
 def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:

@@ -47,7 +47,7 @@ PEERS_MAX = 2**14
 REPORTED_EPOCHS_MAX = 16
 METRICS_KEPT_MAX = 128
 PART_BYTES_MAX = 32 * 2**10
-"""Size of a part of a recording. Other messages on the control connection wait for at most one part."""
+"""Maximum size of one part of a recording. Other messages on the control connection wait for at most one part."""
 CHECK_BYTES_MAX = 64 * 2**10
 CHECK_HOSTS_MAX = 4
 REASON_CHARACTERS_MAX = 2**14
@@ -81,7 +81,7 @@ class Kind:
 
 
 class PendingAnswer:
-    """`GroupCallResult.value` for an are_peers_pending that ended without a count."""
+    """`GroupCallResult.value` for an are_peers_pending call that ended without a count."""
 
     ADMITTING = -1
     ELSEWHERE = -2
@@ -97,7 +97,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerInfo(Part, frozen=True):
-    """What other peers need to know about a peer to make a link with it."""
+    """The data about a peer that other peers need to make a link with it."""
 
     peer: int
     group: int
@@ -179,7 +179,7 @@ class Hello(Message, frozen=True):
 
 class HeartbeatHello(Message, frozen=True):
     """The only message on a peer's second connection to the master, for heartbeats. After `Accepted`, each side sends
-    a byte several times a second. The peer opens this connection upon Welcome, and again whenever it closes."""
+    a byte several times a second. The peer opens this connection upon Welcome and reopens it whenever it closes."""
 
     protocol: int
     run: str
@@ -221,7 +221,7 @@ class Aborted(Part, frozen=True):
 
 
 class GroupCallOutcome(Part, frozen=True):
-    """The result of the last group call of one kind in which the peer took part."""
+    """The result of the most recent group call of one kind in which the peer took part."""
 
     kind: str
     call_number: int
@@ -257,7 +257,7 @@ class PreVote(Message, frozen=True):
 
 
 class RecoveryReport(Part, frozen=True):
-    """Everything about its run that a peer knows and the next master may not: see `recovery_report`."""
+    """What a peer knows about its run and the next master may not know: see `recovery_report`."""
 
     me: PeerInfo
     installed: InstalledView | None
@@ -265,7 +265,7 @@ class RecoveryReport(Part, frozen=True):
     prepared: PreparedView | None
     """The last view that a master asked this peer to prepare, if it is newer than `installed`."""
     is_running: bool
-    """Whether its ops still run, because no flush has stopped them."""
+    """Whether its ops still run, which means that no flush has stopped them."""
     has_decided: bool
     """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
@@ -304,7 +304,7 @@ class Leave(Message, frozen=True):
 
 
 class GroupCall(Message, frozen=True):
-    """The peer enters a group call. It can be in only one at a time."""
+    """The peer enters a group call. A peer can be in only one at a time."""
 
     call: int
     kind: str
@@ -315,7 +315,7 @@ class GroupCall(Message, frozen=True):
 
 
 class GroupCallCancel(Message, frozen=True):
-    """The caller wants to stop waiting. A call that has already begun to take effect continues."""
+    """The caller wants to stop waiting for its group call. A call that has begun to take effect continues."""
 
     call: int
 
@@ -345,7 +345,7 @@ class Tried(Message, frozen=True):
 
 
 class LinkLost(Message, frozen=True):
-    """An established link broke."""
+    """An established link of the sender broke."""
 
     made_in: int
     peer: int
@@ -361,8 +361,8 @@ class OpsDone(Message, frozen=True):
 
 
 class OpFailed(Message, frozen=True):
-    """An op cannot or must not complete because the peers' arguments differ or a caller has given it up. The sender
-    will no longer commit it by itself."""
+    """An op cannot or must not complete because the peers' arguments differ or a caller has given up the op. The
+    sender will no longer commit it by itself."""
 
     epoch: int
     tag: int
@@ -370,7 +370,7 @@ class OpFailed(Message, frozen=True):
     code: int
     reason: Reason
     may_be_done: bool = False
-    """Whether the op is or may still become done here, so other peers may have committed it: see `completion`."""
+    """Whether the op is done here or may still become so. Then other peers may have committed it: see `completion`."""
 
 
 class AbortVote(Message, frozen=True):
@@ -415,7 +415,7 @@ class FlushReply(Message, frozen=True):
 
 
 class SyncReport(Message, frozen=True):
-    """The sender had to fetch shared state, and has completed or given up the transfer."""
+    """The sender had to fetch shared state, and has now completed the transfer or given it up."""
 
     sync: int
     success: bool
@@ -451,7 +451,7 @@ class Report(Message, frozen=True):
     """The peer's counts since it connected, sent every few seconds if they change. They only increase, unless noted."""
 
     ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
-    """The last epochs, each with its numbers of committed and aborted ops."""
+    """The most recent epochs, each with its numbers of committed and aborted ops."""
     tx_bytes: Count
     rx_bytes: Count
     state_rx_bytes: Count = 0
@@ -461,7 +461,7 @@ class Report(Message, frozen=True):
     in_ops_ms: Count = 0
     """Milliseconds during which ops of the whole group were in flight."""
     op_wait_ms: Count = 0
-    """Milliseconds for which such ops have been in flight and none has ended. This may decrease."""
+    """Milliseconds for which such ops have been in flight without one of them ending. This may decrease."""
     at_ms: Count = 0
     """The time of the report on the peer's own clock."""
 
@@ -509,7 +509,7 @@ class Resumed(Message, frozen=True):
     term: int
     peer_timeout_s: float
     in_force: list[int] = []
-    """The views that are or may be in force. Other views that the peer acknowledged never were or will be."""
+    """The views that are or may be in force. Other views that the peer acknowledged never will be."""
 
 
 class Elsewhere(Message, frozen=True):
@@ -583,7 +583,7 @@ class OpsCommit(Message, frozen=True):
 
 
 class OpAbort(Message, frozen=True):
-    """The master aborts this op. That also applies to a peer that has not launched the op yet."""
+    """The master aborts this op, even for a peer that has not launched it yet."""
 
     epoch: int
     tag: int
@@ -639,8 +639,8 @@ class Probe(Message, frozen=True):
 
 
 class RecordingRequest(Message, frozen=True):
-    """Request one part of the receiver's recording. The answer is RecordingPart. The recording is made for part 0 and
-    kept until its last part has been sent or another trace begins. Only one part is in flight at a time."""
+    """Request one part of the receiver's recording. The answer is RecordingPart. A request for part 0 makes the
+    recording, which is kept until its last part is sent or another trace begins. At most one part is in flight."""
 
     trace: int
     part: int
@@ -695,7 +695,7 @@ class TracePart(Message, frozen=True):
 
 
 class TracedPeer(Message, frozen=True):
-    """A peer's recording has been sent completely, or the peer has none."""
+    """Marks the end of a peer's recording. The peer may have no recording."""
 
     peer: int
     name: str

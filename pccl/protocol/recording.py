@@ -48,11 +48,11 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     last_received_ns: int = 0
     last_received_from: int = 0
     joined_ns: int = 0
-    """When all peers that send to this one or receive from it were known to have launched the op; 0 until then."""
+    """When this peer learned that all peers that send to it or receive from it had launched the op; 0 until then."""
     joined_last: int = 0
     done_ns: int = 0
     agreed_ns: int = 0
-    """When all peers were known to be done; always 0 if the master decides the op."""
+    """When this peer learned that all peers were done; always 0 if the master decides the op."""
     ended_ns: int = 0
     """When the verdict had been applied and the caller had received the result."""
     tx_bytes: int = 0
@@ -106,7 +106,7 @@ class Recording(msgspec.Struct, frozen=True):
     clock: str
     """Identifies the clock of all times: equal for recordings with the same clock."""
     taken_ns: int
-    """When this recording was taken, on that clock; `taken_unix_ns` is on the host's system clock."""
+    """When this recording was taken, on that clock. `taken_unix_ns` is the same time on the host's system clock."""
     taken_unix_ns: int
     rings: list[tuple[int, list[int]]] = []
     callers: list[str] = []
@@ -135,7 +135,7 @@ def gaps(recording: Recording) -> Iterator[Gap]:
 
 
 def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
-    """Return the part of a recording that covers the last `seconds` and the `last` newest ops; 0 means no limit.
+    """Return a recording reduced to the last `seconds` and the `last` newest ops; 0 means no limit.
     Ops that have not ended are always included."""
     since_ns = recording.taken_ns - int(min(seconds, SPAN_S_MAX) * 1e9) if seconds else 0
     ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]

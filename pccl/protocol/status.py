@@ -1,7 +1,7 @@
 """The status of a run as the master sees it: the schema of `pccl status`, the status page and the metrics.
 
-The status is sent as msgpack or JSON maps: readers ignore fields that they do not know, and fields added later have
-defaults. Times are given as ages in seconds, because the clocks of machines differ; texts are printable.
+The status is sent as msgpack or JSON maps. Readers ignore fields that they do not know, and fields added later have
+defaults. Times are given as ages in seconds, because the clocks of machines differ. Texts are printable.
 """
 
 # No `from __future__ import annotations` here, as in `messages`.
@@ -67,7 +67,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     waiting: Waiting | None = None
     stalled_ops: list[StalledOp] = []
     answer_due_s: float | None = None
-    """Seconds since the master requested an answer to a membership change, if the peer still owes it."""
+    """Seconds since the master requested an answer to a membership change that the peer has not sent yet."""
     is_heard: bool = True
     traffic: PeerTraffic = PeerTraffic()
 
@@ -131,7 +131,7 @@ class Finding(msgspec.Struct, frozen=True):
     """A peer that the others wait for, with the evidence."""
 
     kind: str
-    """"silent": the peer sends no heartbeats; "absent": it has not made a call others wait in; "straggler": the
+    """"silent": the peer sends no heartbeats; "absent": others wait in a call that it has not made; "straggler": the
     others wait for it in every step."""
     peer: int
     group: int
@@ -140,7 +140,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """The totals of the last minutes in time steps, oldest first. The last step is incomplete."""
+    """Totals per time step over the last few minutes, oldest first. The last step is incomplete."""
 
     step_s: float
     steps: list[Totals]

@@ -1,16 +1,17 @@
 """Straggler detection: finds silent, absent and straggling peers from heartbeats, waits and reports.
 
     silent      the peer has sent no heartbeat for several intervals (`SILENT_INTERVALS` of the master's server)
-    absent      at least as many other peers have waited ABSENT_S in an op or a group call that the peer has not called
+    absent      the peer has not made a call (op or group call) in which others have waited ABSENT_S, and no more peers
+                are missing than wait
     straggler   in ROUNDS rounds in a row the peer spent at least FACTOR times as long between ops as the next slowest
                 peer, and the others lost at least LOST_SHARE of their time by waiting for it
 
 All peers of a group end an op together, so the peer that launches last spends the least time in it, and the others
-wait for the difference. A round covers at least ROUND_S by each peer's own clock and one op that all peers have ended.
-A pause, such as a checkpoint or a compilation, affects only one round, so it names no peer.
+wait for the difference. A round covers at least ROUND_S on each peer's own clock, and an op that all peers have ended.
+A pause, such as a checkpoint or a compilation, affects only one round, so it causes no finding.
 
-A silent peer stops all ops of its group, so there are no other findings for its group. Links are not judged; `Traffic`
-measures each direction. Everything here is pure: times are arguments, and decisions are return values.
+A silent peer stops all ops of its group, so there are no other findings for its group. Links are not judged
+here: `Traffic` measures them. Everything here is pure: times are arguments, and decisions are return values.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class _Rounds:
         """For each of the last rounds, the peer that straggled, or None."""
         self._named: int | None = None
         self._shares = 0.0, 0.0
-        """Shares of time that the slowest and the next slowest peer spent between ops in the last straggling round."""
+        """Shares of time that the two slowest peers spent between ops in the last round with a straggler."""
         self._valid_until = 0.0
 
     def reported(self, peer: int, report: Report, now: float) -> None:

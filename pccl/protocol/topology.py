@@ -1,4 +1,4 @@
-"""Rings and evictions: pure functions of the present peers and the pairs whose links failed."""
+"""Pure functions that determine rings and evictions from the present peers and the pairs whose links failed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def fewest_evictions(
 ) -> set[int]:
     """Return the smallest set of peers whose eviction leaves no failed pair: a minimum vertex cover.
 
-    Among covers of equal size, prefer 1. the most newcomers; 2. peers in the most pairs of `failed` and of `evidence`
-    (other pairs that seem to fail); 3. the highest numbers.
+    Among covers of equal size, prefer 1. those with the most newcomers; 2. peers in the most pairs of `failed`
+    and of `evidence` (other pairs that seem to fail); 3. the highest numbers.
     Exact up to EXACT_COVER_PEERS_MAX peers, greedy beyond.
     """
     pairs = {pair(a, b) for a, b in failed if a != b}

@@ -1,7 +1,7 @@
 """Warnings about long waits: when they are due, what the call waits for, and how to word it.
 
-A call that has waited for FIRST_S logs a warning that names what it waits for and where to look. Further warnings
-follow whenever the wait has grown by the factor GROWTH, and a last line logs the end of the wait:
+A call that has waited for FIRST_S logs a warning that says what it waits for and where to look. Another warning
+follows each time the wait has grown by the factor GROWTH, and a last line logs the end of the wait:
 
     update_topology has waited 10 s for peer 2 (vm:8141), which has not called update_topology; look at ...
     update_topology has ended after 34.2 s
@@ -33,7 +33,7 @@ class LongWait:
 
     def __init__(self, what: str, since: float, first_s: float | None = None, every_s: float | None = None) -> None:
         """`what` names the call. Warnings are due after `first_s` and then every `every_s`. By default, the first is
-        due after FIRST_S, and each later one after GROWTH times as long a wait."""
+        due after FIRST_S, and each later one once the wait has grown by the factor GROWTH."""
         self.what = what
         self.since = since
         self.is_told = False

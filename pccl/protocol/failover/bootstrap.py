@@ -6,7 +6,7 @@ Two runs cannot be merged later, so a master without a run does not start one wh
        after a peer timeout.
     2  No run starts while peers of a run are connected, nor for a peer timeout after the last of them has left.
        Newcomers that wait for more first peers (`founders`) start over when accepted peers of a run connect.
-    3  A master with the record of an unfinished run waits for as long as its peers may search for a master. The run is
+    3  A master with the record of an unfinished run waits as long as that run's peers may search for one. The run is
        over if none of them has connected for END_TIMEOUTS and at least as many newcomers wait as peers are missing, or
        if its last master stopped so long ago that they no longer search (`hold_s`).
     4  A standby starts no run. A newcomer that knows several masters, or waits for other first peers, starts a run only
@@ -27,10 +27,10 @@ from pccl.protocol.master.run_state import MasterLog, MasterOptions
 from pccl.types import Result
 
 BIRTH_MARGIN_S = 2.0
-"""Seconds that a run's peers have to dial this master after they notice that their own is silent."""
+"""Time for a run's peers to dial this master after they notice that their own is silent."""
 HOLD_S = 8.0
 IDLE_MARGIN_S = 60.0
-"""Margin for the measured time since the last master, because a master last updates it some time before it dies."""
+"""Subtracted from the measured time since the last master, because a master's last update precedes its death."""
 END_TIMEOUTS = 3.0
 """Number of peer timeouts after which rule 3 considers a run over."""
 
@@ -50,8 +50,8 @@ def hold_s(
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
-    """Return for how many seconds after its start a master starts no run. `record` is None if there is none,
-    `has_state` is whether the master has a state directory, `idle_s` is the time since the last master used it."""
+    """Return the number of seconds after its start for which a master starts no run. `has_state` tells whether the
+    master has a state directory, and `idle_s` is the time since the last master used it."""
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf
     if not has_state:
@@ -68,7 +68,7 @@ def hold_s(
 
 
 def hold_beside_s(start: Start, options: MasterOptions) -> float:
-    """Return the minimum of `hold_s` for newcomers that know other masters (rule 5)."""
+    """Return the lower bound of `hold_s` for newcomers that know other masters (rule 5)."""
     return options.peer_timeout_s + BIRTH_MARGIN_S if start is Start.AUTO else 0.0
 
 
@@ -83,7 +83,7 @@ class Bootstrap:
         self._missed_since = inf
         self._back_by = 0.0
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
-        """Host, Hello and arrival time of the Hello for each waiting newcomer by connection, the longest wait first."""
+        """Each waiting newcomer's host, Hello and arrival time, by connection, the longest wait first."""
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class Bootstrap:
         return min(self.birth_at, max(ends_at, self._back_by))
 
     def deadlines(self, record: RunRecord | None, is_missed: bool) -> list[float]:
-        """Return the times of the next changes. `is_missed` is whether no peers of a run are connected."""
+        """Return the times of the next changes. `is_missed` means that no peers of a run are connected."""
         if not self._held:
             return []
         _, _, since = next(iter(self._held.values()))

@@ -1,8 +1,8 @@
 """Majorities of views, and the record that a master keeps on disk.
 
-A run's only master may evict most of a view and continue. If it dies, the evicted peers may be a majority of the last
-view that they know. The record identifies the peers that continued, like the epoch with which a storage system fences
-off a deposed leader:
+A run's only master may evict most of a view and continue. If that master dies, the evicted peers may form
+a majority of the last view that they know. The record identifies the peers that continued, like the epoch with which a
+storage system fences off a deposed leader:
 
     1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So if ops
        commit without a peer, the record does not contain that peer.

@@ -191,8 +191,8 @@ class KnownRuns:
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
-        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`: no run
-        may start yet."""
+        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`
+        means that no run may start yet."""
         record = self.record
         if record is None or message.masters > 1:
             return None

@@ -9,10 +9,10 @@ How a run continues:
 
     1  A peer without a master sends Resume, and answers PreVoteRequest with the views that it knows.
     2  The master asks a majority of the last view for votes in a higher term (VoteRequest). A peer follows one master
-       per term, so at most one master leads in a term. If the majority breaks up and there are other masters, these
+       per term, so at most one master leads in a term. If the majority breaks up and other masters exist, its
        peers get PreVoteRequest again, and the next majority votes in a higher term.
-    3  The master rebuilds and leads the run (`recovery`) once all peers of the view have voted, or one `peer_timeout`
-       after the last arrival, but at the latest after GATHER_TIMEOUTS. No peer is evicted before that.
+    3  The master rebuilds and leads the run (`recovery`) once all peers of the view have voted or, if some do not, one
+       `peer_timeout` after the last arrival, but no later than GATHER_TIMEOUTS. No peer is evicted before that.
     4  With one master address, evicted peers could outvote those that continued. A record of the run identifies the
        peers that continued, and after DOUBT_TIMEOUTS no majority is needed, because missing peers are dead or cut off.
        Without a record, the run continues only with all peers of its newest known view.
@@ -20,8 +20,8 @@ How a run continues:
 A master stops leading in any of these cases. It then closes its connections, and its peers gather again.
 
     5  The heartbeats of most peers of the view stopped or their connections closed at the same time (`Master.deposed`):
-       the master is probably cut off. If all closed, as when all processes end, a new run may start soon.
-    6  One of its own peers reports a higher term. A higher term at any other peer does not count: it was evicted.
+       the master is probably cut off. If all connections closed, as when all processes end, a new run may start soon.
+    6  One of its own peers reports a higher term. Other peers do not count, because they were evicted.
     7  Its process was suspended for too long (`stood_still`), unless no view of its run was ever installed.
 
 A peer that is not accepted yet starts over. It does so immediately at the master of its run, and elsewhere after a
@@ -29,8 +29,8 @@ peer timeout in which none of the run's peers knew an installed view.
 
 When a peer returns to a master that has lost it:
 
-    8  Once a view without it is installed (`Leadership.is_final_without`), it is evicted. Until then it is sent to
-       other masters, because the next master may need it for its majority.
+    8  Once a view without the peer is installed (`Leadership.is_final_without`), the peer is evicted. Until then it is
+       sent to other masters, because the next master may need it for its majority.
 
 Only a Goodbye with the run's secret evicts a peer. After Elsewhere the peer tries another master; after StartOver it
 sends Hello as a newcomer.
@@ -527,7 +527,7 @@ def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | Non
     if not message.is_accepted:
         return m.StartOver("the run has ended, and this peer was never accepted")
     if message.term < term or (message.term == term and message.peer in master.leadership.evicted):
-        # With a lower term, the peer did not take part in the end of the run.
+        # A peer with a lower term was not in the run when it ended.
         return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
     return None
 

@@ -2,7 +2,7 @@
 
 A run that loses its master loses the membership, the verdicts on ops and the results of group calls. A verdict that
 any peer received must stand, and no two masters may lead. So a peer that searches for a master reports the views that
-it knows (PreVote), and with its vote everything that it has received (Vote). Pure functions decide from these reports
+it knows (PreVote), and later everything that it has received (Vote). Pure functions decide from these reports
 whether a master may lead and rebuild the run. As in Raft's joint consensus, each possible view needs its own quorum.
 
 Quorum views:
@@ -35,7 +35,7 @@ Peers that continue:
 
 Ops:
 
-   10  If all peers of a group are connected and their ops run, the ops continue. Otherwise the group is flushed as
+   10  If all peers of a group are connected and their ops run, these ops continue. Otherwise the group is flushed as
        after a loss.
    11  A verdict that a survivor received stands. Any other op is committed if all survivors have done it.
 
@@ -45,7 +45,7 @@ Group calls:
    13  If only lost peers received a call's result, the call is repeated.
 
 A new leader never reuses another leader's number for a view, a peer or a request. Terms are unique among masters that
-know of each other; `block` separates the numbers of all others.
+know of each other; `block` keeps the numbers of all other masters apart.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def quorum_of(
     needs_majority: bool = True,
 ) -> Quorum:
     """Judge whether the connected peers suffice. If they may follow other masters (`has_rivals`), a `record` does not
-    count. If a tally is given, the time does not depend on the number of peers.
+    count. With a tally, the time does not depend on the number of peers.
     """
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     installed = tally.last_installed()
@@ -329,7 +329,7 @@ def missed_end(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOut
 
 VIEWS_PER_TERM = 10**6
 PEERS_PER_TERM = 10_000
-"""Size of a block of peer numbers. It keeps newcomers' numbers apart from unknown peers of the last master."""
+"""Size of a block of peer numbers. It keeps newcomers' numbers apart from those that only the last master knew."""
 TERMS = 100
 SALTS = 1000
 """Number of terms and salts that `block` separates."""
@@ -344,7 +344,7 @@ class RecoveringPeer:
     resume: m.Resume
     since: float
     asked: int = 0
-    """The last term in which its vote was requested."""
+    """The last term in which this peer's vote was requested."""
 
     @property
     def peer(self) -> int:

@@ -6,8 +6,8 @@ A peer is first unidentified (connected), then pending (after Hello), accepted (
     2  A pending peer is *admissible* if it has sent a heartbeat, it is not absent, and its site is complete.
     3  The peers of one *site* are admitted in one view. If one is lost, the others are evicted in the same step.
        A peer that leaves deliberately does not affect the others.
-    4  A peer evicted for failed links waits, then tests connections to the others while these continue (`Trial`), and
-       is admissible once the test succeeds. The delay is one peer timeout after the first eviction and doubles up to
+    4  A peer evicted for failed links waits, then tests connections to the others without interrupting them (`Trial`).
+       It is admissible once the test succeeds. The delay is one peer timeout after the first eviction and doubles up to
        DELAY_S_MAX. The peer's record, keyed by host and name without process id, expires WELL_S after the delay.
 """
 
@@ -261,8 +261,8 @@ class Admission:
                 self._broken_sites[site] = reason
 
     def to_evict(self) -> Iterator[tuple[int, str]]:
-        """Yield each peer of a site that has lost a peer, with the reason. The caller must evict it before it requests
-        the next."""
+        """Yield each peer of a site that has lost a peer, with the reason. The caller must evict each peer before it
+        requests the next."""
         while self._broken_sites:
             site, reason = self._broken_sites.popitem()
             for peer in [peer for peer, member in self._state.members.items() if member.hello.site == site]:

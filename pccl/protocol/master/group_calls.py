@@ -1,4 +1,4 @@
-"""Group calls: detects which are complete and which are deadlocked.
+"""Detects which group calls are complete and which are deadlocked.
 
 A peer waits in one group call at a time. Ended calls are numbered, so that a recovery report after the death of a
 master identifies the call that a peer waits in.
@@ -121,7 +121,7 @@ class GroupCalls:
             # Peers whose view is not installed yet take part in the next call.
             return False
         if any(state.members[peer].wait is not None for peer in self._missed_ends):
-            # Such a call must not be mistaken for a new one, so all other calls wait too.
+            # A call that has ended must not be mistaken for a new one, so all other calls wait too.
             if state.is_changing:
                 return False
             if self._send_missed_ends():
@@ -379,7 +379,7 @@ def elect(
     lost: Sequence[tuple[int, str]] = (),
 ) -> Elected | NotElected:
     """Elect one of a group's offers, keyed by peer number (lower: accepted earlier). `incumbents` took part in the last
-    sync, which elected revision `floor`; `lost` maps the last lost peers to the reasons."""
+    sync, which elected revision `floor`; `lost` lists the most recently lost peers with the reasons."""
     assert offers
     difference = _schema_difference(offers)
     if difference is not None:

@@ -3,14 +3,14 @@
 A ring needs the links between neighbours. A small group also makes all other links, but works without any that fail.
 A failed pair does not show which of its two peers is at fault; the peers' other links do.
 
-    1  A broken link between two live peers is remade (`Prepare.relink`), as are all links of both ends. After
+    1  A broken link between two live peers is remade (`Prepare.relink`), as are all other links of these peers. After
        RELINKS_MAX attempts without a committed op the pair counts as failed. The decision waits for the flush after
        the break, because the ends that report it may still commit ops of the epoch.
-    2  Evictions wait until all results are known, or for EVIDENCE_SHARE of the peer timeout after the first failure.
+    2  Evictions wait until each link is up or has failed, at most EVIDENCE_SHARE of the peer timeout after a failure.
     3  Evictions remove the smallest set of peers that leaves no failed pair (`topology.fewest_evictions`).
     4  A pair is not judged while one of its peers is absent.
     5  A peer evicted for failed links must wait before it is admitted again; the delay grows (`admission`).
-    6  A lost link is logged once it has been remade or could not be.
+    6  A lost link is logged only once it has been remade or the attempt has failed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LinkFailures:
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time of the next eviction for failed links; None if no eviction waits for a time."""
+        """The time of the next eviction for failed links; None if no eviction is scheduled."""
         due_at = self._evidence_due_at
         return due_at if due_at is not None and due_at > self._state.now else None
 
@@ -189,7 +189,7 @@ class LinkFailures:
 
     def _are_settled(self, pairs: Iterable[Pair], failed: Collection[Pair]) -> bool:
         """Return whether, for each pair, the dialer has reported the outcome or the other end has reported that the
-        link is up. A peer whose dialer has given up is not waited for."""
+        link is up. Once the dialer has given up, the other end is not waited for."""
         awaiting = self._state.change.awaiting_ready
         return all(
             high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)

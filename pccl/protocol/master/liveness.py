@@ -8,11 +8,11 @@
        to it. Observers are the present peers in its ring that have a link to it. Newcomers count only if there are no
        other observers, and a peer that is still making its link never counts.
     4  An absent peer without observers is kept as in 2.
-    5  A pending peer that is being admitted is lost as soon as both its connections have ended.
+    5  A pending peer that is being admitted is lost as soon as both of its connections have closed.
     6  Before it evicts a peer, the master checks whether it is cut off itself (`has_lost_sight`). If most peers of the
-       view and most of all that ever sent a heartbeat are late by half the timeout, it evicts none and is deposed.
+       view and most of all that ever sent a heartbeat are quiet for half the timeout, it evicts none and is deposed.
 
-If all connections of a living peer are reset at once, observers are wrong, and it is evicted unnecessarily.
+If all connections of a living peer are reset at once, rule 3 misjudges it, and it is evicted unnecessarily.
 
 After a takeover each peer has one peer timeout to make its heartbeat connection.
 """
@@ -38,7 +38,7 @@ class Liveness:
         self._first_due_at: dict[int, float] = {}
         self._due_at = dict.fromkeys(state.members, state.now + state.options.peer_timeout_s)
         self.absent_until: dict[int, float] = {}
-        """The time when each absent peer counts as lost, the longest absent peer first."""
+        """For each absent peer, the time from which it counts as lost; the longest absent peer comes first."""
         self._cut: set[tuple[int, int]] = set()
         """Pairs (peer, other): the peer has lost its link with the other since the link was made."""
         self._suspects: set[int] = set()

@@ -54,8 +54,8 @@ class Master:
         sites_broken_by: str = "",
     ) -> None:
         """Lead a new run if only `state` is given. The other arguments are for a takeover (`recovery.take_over`):
-        `missed_ends` are the results of ended group calls that peers still wait in, and `sites_broken_by` says why
-        peers of sites may be missing."""
+        `missed_ends` are the results of ended group calls that peers still wait in, and `sites_broken_by` is the reason
+        to evict the peers of incomplete sites."""
         self.state = state
         """The run's state. Other modules may read it but not change it."""
         self.leadership = leadership or Leadership(state)
@@ -120,7 +120,7 @@ class Master:
                 )
             else:
                 handler(member, message)
-        # else: the peer was evicted, and its last messages crossed the Goodbye.
+        # else: the peer was evicted and sent this before it received Goodbye.
         return self._advance()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
@@ -240,7 +240,7 @@ class Master:
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
         member = self.state.members[peer]
-        if member.accepted:  # others have no run to return to, and clients could make this set grow without limit
+        if member.accepted:  # other peers have no run to return to, and clients could make this set grow without limit
             self.leadership.evict(peer)
         self.state.send(member.connection, m.Goodbye(code, f"evicted: {reason}"))
         self.state.close(member.connection)

@@ -5,7 +5,7 @@ as a ring change after a loss. Groups of up to ALL_PAIRS_PEERS_MAX peers measure
 measures that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX, and the
 search uses the values known by then. A missing link counts as unreachable, and a ring that needs one is not adopted.
 
-Otherwise a ring keeps its order: a lost peer is removed, and newcomers are inserted where they cost least.
+All other changes keep the order of a ring: a lost peer is removed, and newcomers are inserted where they cost least.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ ALL_PAIRS_PEERS_MAX = 32
 """Largest group that measures all pairs. In a larger one each peer measures this many links per call."""
 FASTER = 1.05
 SHORTER = 0.9
-"""A ring replaces another with as many reachable and known links if its slowest link is faster by the factor FASTER, or
-if that link is as fast and the sum of latencies is smaller by the factor SHORTER. Smaller differences may be
-measurement noise."""
+"""Of two rings with equal numbers of reachable and known links, the new one is adopted if its slowest link is faster by
+the factor FASTER, or if that link is as fast and the sum of latencies is smaller by the factor SHORTER. Smaller
+differences may be measurement noise."""
 LISTED_MAX = 24
 MBIT = 1e6 / 8
 
@@ -116,7 +116,7 @@ def rounds(pairs: Iterable[Pair], metrics: LinkMetrics) -> list[list[Pair]]:
 
 
 class Optimization:
-    """The state of one call. The caller numbers each round and search; answers with a different number are stale."""
+    """The state of one optimize_topology. The caller numbers rounds and searches, and drops answers to earlier ones."""
 
     def __init__(self, metrics: LinkMetrics, rings: Mapping[int, Sequence[int]], salt: int, now: float) -> None:
         pairs = [pair for ring in rings.values() for pair in wanted(ring, metrics, salt, now)]

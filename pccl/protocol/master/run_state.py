@@ -189,7 +189,7 @@ class RunState:
     """The state of the run named `run`. Peers of other runs are refused."""
 
     def __init__(self, run: str, options: MasterOptions | None = None, term: int = 1, secret: bytes = b"") -> None:
-        """`secret` shows peers which masters know the run."""
+        """`secret` proves to peers that a master knows the run."""
         self.run = run
         self.secret = secret
         self.term = term
@@ -209,7 +209,7 @@ class RunState:
         self.lost: list[tuple[int, str]] = []
         """Peers that are in the view in force but not in the next one, each with the reason."""
         self.asked_at: dict[int, float] = {}
-        """Peers that owe an answer, each with the time of the request, the longest wait first."""
+        """Peers that have yet to answer a request, each with its time, the longest wait first."""
         self.made_in: dict[Pair, int] = {}
         self.history = History()
         self.traffic = Traffic(self.history)

@@ -3,7 +3,7 @@
 Each peer reports its session's totals every few seconds (`messages.Report`), and the master adds the differences:
 
     1  Ops are counted per epoch. A group's count is the highest that any peer reports, so no op counts twice.
-    2  A peer's first report is the baseline for its later ones, so a new master counts from there.
+    2  A peer's first report is the baseline for its later ones, so a new master counts only from then on.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _sum(a: Totals, b: Totals) -> Totals:
 RATED_OVER_S = 1.9
 """Shortest time over which a rate is computed."""
 EPOCHS_KEPT = 8
-"""Number of epochs kept for each group, because reports for the last ones may still be in transit."""
+"""Number of epochs kept for each group, because reports for the most recent ones may still be in transit."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Verdicts on ops: commit or abort, decided once and for all peers of a ring.
 
 Peers start ops by themselves. In a mesh they also complete them by themselves (`completion`), so the master handles
-only ops that take long or are given up. In other groups peers report every done op (`run_state.Ledger`).
+only ops that take long or that a peer gives up. In other groups peers report every done op (`run_state.Ledger`).
 
     1  A verdict is decided once, and sent to each peer of the ring before any message that depends on it.
     2  If a peer gives up an op, the master holds an *abort vote*: every participant either reports that it has
@@ -187,7 +187,7 @@ class OpVerdicts:
                 if group.commits or decided:
                     self._committed(group)
                 committed = {*group.commits, *decided}
-                # The other reported commits have ended at all peers.
+                # Keep only commits of open ops; the others have ended at all peers.
                 group.commits = [op for op in group.commits if op in group.open_ops] + decided
                 for op, vote in group.votes.items():
                     if op not in committed:

@@ -1,4 +1,4 @@
-"""Views: the right to lead, missing links, and the stages of a view change.
+"""The right to lead a run, missing links, and the stages of a view change.
 
 Leadership. If peers know several masters, the peers that one master loses may follow another. Only one master leads:
 
@@ -9,9 +9,9 @@ Leadership. If peers know several masters, the peers that one master loses may f
        or have not answered are not a majority of any quorum view.
     5  A lost peer remains a member until a view without it is installed (`is_final_without`).
 
-Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end tries
-to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. Once all missing pairs can connect, the
-group gets a new epoch at the end of a group call without ops in flight. Links that broke repeatedly
+Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end keeps
+trying to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. Once all missing pairs can connect,
+the group gets a new epoch at the end of a group call without ops in flight. Links that broke repeatedly
 (`Group.unreliable`) are not retried.
 
 Stages of a view change, as in view-synchronous membership:

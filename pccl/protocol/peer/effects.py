@@ -68,7 +68,7 @@ class ForgetOp:
 
 @dataclass(frozen=True)
 class ForgetUnlaunched:
-    """Drop uses of a tag that ended before this peer launched them and so are never submitted."""
+    """Drop uses of a tag that ended before this peer launched them. They are never submitted."""
 
     epoch: int
     tag: int

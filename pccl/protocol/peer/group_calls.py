@@ -1,7 +1,7 @@
 """One peer's group calls: the current one, the queue, and the last outcome of each kind.
 
 All peers of a group or of the run make a group call together. A peer can be in only one at a time. It keeps the last
-outcomes for the next master, which sends them to peers that lack them.
+outcomes for the next master, which sends them to peers that have not received them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Call:
     kind: str
     offer: m.SyncOffer | None
     held: m.SyncOffer | None = None
-    """The offer when the plan arrived."""
+    """The offer at the time the plan arrived."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
@@ -60,7 +60,7 @@ class GroupCalls:
         self._waiting: deque[_Call] = deque()
         self._outcomes: dict[str, m.GroupCallOutcome] = {}
         self._admission: int | None = None
-        """The last update_topology whose view was installed before its own result arrived."""
+        """Number of the last update_topology whose view was installed before the call's result arrived."""
         self.joined_after = 0
         """Number of the last group call that ended before this peer was accepted."""
         self.synced: tuple[int, int] | None = None
@@ -80,7 +80,7 @@ class GroupCalls:
         return list(self._outcomes.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
-        """Enter a call, or queue it after the others. It ends with a CallResult."""
+        """Enter a call, or queue it after the others. The call ends with a CallResult."""
         self._waiting.append(_Call(call, kind, offer))
         self._enter_next()
 

@@ -30,7 +30,7 @@ from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outb
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout for which a link may be silent, and which an attempt to remake it may take."""
+"""Share of the peer timeout for which a link may be silent. An attempt to remake the link may take as long again."""
 LINK_TIMEOUTS = 2.0
 """Number of peer timeouts that making a link may take; the minimum is `LINK_TIMEOUT_S_MIN`."""
 LINK_TIMEOUT_S_MIN = 2.0
@@ -45,7 +45,7 @@ but never more than `LINK_CONNECTIONS_MAX`."""
 LOSSY_GROWTH = 3
 """Connections added for each existing one if losses limit the link."""
 PROBE_CONNECTIONS_MIN = 4
-"""Connections of a measurement if links may grow, so that it is not limited by windows that ops would outgrow."""
+"""Minimum connections of a measurement if links may grow: TCP windows that ops would outgrow must not limit it."""
 GRACE_S = 0.5
 """How much later than this end the other end may begin to make a link, in seconds."""
 
@@ -206,7 +206,7 @@ class Links:
         return lost
 
     def connected(self, link: int) -> bool:
-        """Count a new connection of a link. Return whether to pass it to the engine; otherwise close it."""
+        """Count a new connection of a link. Return whether to pass it to the engine; if not, the caller closes it."""
         found = self._find(link)
         if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
@@ -312,7 +312,7 @@ class Links:
         return max(self._connections, member.connections, self.engine_threads)
 
     def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
-        """Begin to make a link. `is_urgent`: the link broke before. `is_needed`: the group cannot run without it."""
+        """Begin to make a link. `is_urgent`: it broke before. `is_needed`: the group cannot run without the link."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
         reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)

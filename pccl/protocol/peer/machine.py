@@ -55,8 +55,8 @@ from pccl.types import Result
 
 class Peer:
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
-        """`connections` is the initial number per link; it increases later if `may_grow`. A peer ends with its
-        master unless it `outlives_masters`."""
+        """`connections` is the initial number per link; it increases later if `may_grow`. The session ends
+        with its master unless the peer `outlives_masters`."""
         self.site = ""
         self.site_size = 0
         self.outlives_masters = outlives_masters
@@ -114,7 +114,7 @@ class Peer:
 
     @property
     def _has_had_masters(self) -> bool:
-        """Whether an earlier master may already have sent what the current one sends."""
+        """Whether the current master may repeat what an earlier one has already sent."""
         return self.term > 1
 
     # Ops.
@@ -173,7 +173,7 @@ class Peer:
             self._answer_prepare()
 
     def link_connected(self, link: int) -> bool:
-        """Count a new connection of a link. Return whether to pass it to the engine; otherwise close it."""
+        """Count a new connection of a link. Return whether to pass it to the engine; if not, the caller closes it."""
         is_wanted = self.links.connected(link)
         self._answer_prepare()
         return is_wanted

@@ -5,7 +5,7 @@ The master decides its verdict, or all participants commit it once they have com
 changes the ring ends every op that has started. An op ended by a flush returns only when the view is installed, so its
 caller then sees the new world size.
 
-The fast path runs ops without this module if they can take only one course: `plain_start` returns the submission.
+The fast path runs ops without this module if only one course is possible: `plain_start` returns the submission.
 Before any other event, the fast path reports each op as running (`handed_over`) or committed (`fast_completed`).
 """
 
@@ -228,7 +228,7 @@ class Ops:
         self._undecided[ref] = op
 
     def master_lost(self) -> None:
-        """Start the ops that wait for a new epoch, because without a master none will begin soon."""
+        """Start the ops that wait for a new epoch, because no epoch will begin soon without a master."""
         self._is_full = False
         self.start_queued()
 
@@ -251,7 +251,7 @@ class Ops:
         assert op.ref is not None
         del self._undecided[op.ref]
         self.known_verdicts.commit(op.ref)
-        # Emit this before the result: once the caller has it, the engine must not restore the input.
+        # Emit this before the result: once the caller has the result, the engine must not restore the input.
         self._outbox.emit(ForgetOp(op.op))
         self._finish(op, Result.SUCCESS, "")
 
@@ -283,7 +283,7 @@ class Ops:
     # Verdicts from the master.
 
     def on_commit(self, message: m.OpsCommit, had_masters: bool) -> None:
-        """Apply commits. `had_masters`: an earlier master may have sent them already."""
+        """Apply commits. `had_masters` means that an earlier master may have sent them already."""
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._undecided.get(ref)
@@ -355,7 +355,7 @@ class Ops:
                 self._outbox.done.append(entry.ref)
 
     def completed(self, op: int) -> None:
-        """Commit an op that all participants have completed, unless this peer promised not to. Ops may be stopped."""
+        """Commit an op that all participants completed, even if ops are stopped, unless this peer promised not to."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort:
             return
@@ -651,7 +651,7 @@ class Op:
 
 
 FORGOTTEN_AT_ONCE = 64
-"""Number of unlaunched uses of a tag that are forgotten at once. Late messages for earlier uses are not dropped."""
+"""Maximum number of unlaunched uses of a tag to forget at once. Late messages for earlier uses are not dropped."""
 
 
 class Uses:

@@ -65,7 +65,7 @@ class KnownViews:
         self.prepared: Prepared | None = None
         self.rings: list[m.Ring] = []
         self._answered: list[m.PreparedView] = []
-        """Views newer than the installed one that were acknowledged to masters before the prepared view's (rule 3)."""
+        """Acknowledged views, newer than the installed one, of masters before the one of `prepared` (rule 3)."""
 
     @property
     def last(self) -> int:
