@@ -279,7 +279,7 @@ class TorchElements:
     """The elements of a flat torch tensor on any device, accessed in this thread's current stream."""
 
     def __init__(self, torch: Any, tensor: Any) -> None:
-        """Raises ValueError if `check_signs` does."""
+        """Raises ValueError like `check_signs`."""
         self._torch = torch
         self._tensor = tensor
         self.size = tensor.numel()

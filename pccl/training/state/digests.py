@@ -122,7 +122,7 @@ class Check:
         self._is_compared = False
 
     def expects(self, revision: int) -> bool:
-        """Return whether to note a snapshot of this revision."""
+        """Return whether to take a snapshot of this revision."""
         return revision >= self._next and self.communicator.world_size > 1
 
     def note(self, make: Callable[[], Snapshot]) -> None:
@@ -180,7 +180,7 @@ class Check:
         self._gap = 1
 
     def move_on(self) -> None:
-        """Note that the state has changed since the comparison."""
+        """Record that the state has changed since the comparison."""
         self._is_compared = False
 
     @property
@@ -191,7 +191,7 @@ class Check:
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
         """Compare a new state with peers that also end here, or that begin the next step with a snapshot.
 
-        Raises DivergenceError on all of them, and PCCLError TIMEOUT if a peer does not do so within `limit_s`.
+        Raises DivergenceError on all of them, and PCCLError TIMEOUT if a peer does neither within `limit_s`.
         """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return

@@ -6,8 +6,8 @@ existed when training began, are checked before each step because `module.to()` 
 *Late state* is state that the optimizer created afterwards or that cannot exist before a first step, such as the
 momentum of SGD with dampening. It is sent as an object.
 
-*Fresh state* is state that an optimizer creates in its first step. A step with zero gradients and learning rate creates
-the tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. For other
+*Fresh state* is state that an optimizer creates in its first step. A step in which gradients and learning rate are zero
+creates the tensors. They then get their initial values: zero, except for a few tensors of torch's optimizers. For other
 optimizers, a tensor that is not zero after such a step is rejected.
 """
 
