@@ -6,7 +6,7 @@
    from peers to ranks.
 3. The first rank deletes its record, because the same group may be formed again with the same store. A rank that reads
    the record of a dead rank fails to connect and reads the store again.
-4. A rank that loses its masters before all ranks are connected retries until its timeout.
+4. A rank that loses all masters before all ranks are connected retries until its timeout.
 5. If PCCL_MASTER is set in the environment, the default group joins that run and does not start a master.
 """
 
@@ -193,7 +193,7 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
     found = communicator.wait_for_peers(size, timeout=_left_s(deadline_s))
     if found < size:
-        text = f"the run continued with {found} peers before {size} ranks had joined: is another job in it?"
+        text = f"the run continued with {found} peers before {size} ranks had joined: does another job use it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
 
 
@@ -205,7 +205,7 @@ def exchange(
     said = [(int(one), int(its_size)) for one, its_size in info.array]
     if sorted(said) != [(each, size) for each in range(size)]:
         found = ", ".join(f"rank {one} of {its_size}" for one, its_size in said)
-        text = f"the run has {found}, instead of each of {size} ranks once: is another job in it?"
+        text = f"the run has {found}, instead of each of {size} ranks once: does another job use it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
     ring = info.membership.peers
     return tuple(peer for _, peer in sorted(zip(said, ring, strict=True))), ring

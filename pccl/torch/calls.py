@@ -1,4 +1,4 @@
-"""The base of all process group methods, which turns calls into works and coalesces them."""
+"""The base class of the process group methods. It turns calls into works and coalesces them."""
 
 from __future__ import annotations
 

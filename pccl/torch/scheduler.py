@@ -1,7 +1,7 @@
 """The order of a group's calls.
 
 c10d matches a group's collectives by the order of each rank's calls, but pccl matches ops by tags. So every rank
-distributes the calls over `QUEUES` queues, round robin. Each queue has one tag. There are few queues, because the first
+distributes its calls over `QUEUES` queues, round robin. Each queue has one tag. There are few queues, because the first
 op with a tag costs more than later ones, which take the fast path.
 
 1. Call n of a group uses queue n mod QUEUES. A call that raises ArgumentError does not count.
@@ -67,7 +67,7 @@ class Scheduler:
         """Works that are not over."""
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
-        """Works about to be started."""
+        """Works that are about to start."""
         self._starting = threading.local()
         self._progress = Progress(f"pccl {names.group}")
         self.later = self._progress.later

@@ -43,7 +43,7 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """Indices of the next positions, computed together because a single index takes almost as long."""
+    """Indices of the next positions, computed together because one index takes almost as long as many."""
 
     generation: int
     begin: int
@@ -194,7 +194,7 @@ class ElasticSampler:
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """Put back the samples drawn since the last step, which were not trained on, so that they are drawn again."""
+        """Return unused samples drawn since the last step to the stream, so that they are drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()

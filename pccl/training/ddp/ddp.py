@@ -56,7 +56,7 @@ from pccl.training.state.torch_state import (
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
 _of_thread = threading.local()
-"""A weak reference to the last DDP that `connect` created in this thread."""
+"""A weak reference to the DDP that `connect` most recently created in this thread."""
 _connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 logger = logging.getLogger(__name__)

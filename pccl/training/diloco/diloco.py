@@ -266,7 +266,7 @@ class OuterLoop(Checkpointed):
         return self._replica.holds(parameter)
 
     def connect(self) -> None:
-        """Connect the communicator unless it is connected. Call `join` immediately after. Raises PCCLError."""
+        """Connect the communicator unless it is connected. Call `join` immediately afterwards. Raises PCCLError."""
         try:
             self._communicator.world_size  # noqa: B018
         except PCCLError as error:
@@ -380,7 +380,7 @@ class OuterLoop(Checkpointed):
             return
         if self.has_joined:
             raise ValueError(
-                f"the outer state, of revision {state['revision']}, is not the one that all peers have, of revision "
+                f"the outer state has revision {state['revision']}, but all peers have revision "
                 f"{self.revision}: load it before the first step, or before join"
             )
         with self._replicated.taking_up(shared):

@@ -106,7 +106,7 @@ class Membership:
         communicator so that the other peers can continue.
         """
         if self.is_under_way:
-            raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
+            raise PCCLError(Result.INVALID_USAGE, "join", "this peer has already joined")
         self._require_only_one()
         try:
             peers_min = as_int("peers_min", peers_min)

@@ -208,7 +208,7 @@ def add_torch_signs(
 ) -> None:
     """Add multiples of random signs in place, with the same bits as `pccl.signs.add_signs`."""
     if sum(map(abs, amounts)) > SUM_MAX:
-        raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
+        raise ValueError(f"amounts {list(amounts)} add up to more than {SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)
     for begin in range(0, values.numel(), TORCH_CHUNK):
         part = values[begin : begin + TORCH_CHUNK]

@@ -170,7 +170,7 @@ class Buffers:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Put this peer's own values into the module within the block, and the common ones after it."""
+        """Write this peer's own values into the module for the block, and the common ones at its end."""
         if self.is_empty:
             yield
             return

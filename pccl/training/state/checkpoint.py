@@ -191,7 +191,7 @@ class Checkpoints:
         self._pending: _Save | None = None
 
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
-        """Save the snapshot from `take`. Raises ValueError, or OSError from this or the last background save."""
+        """Save the snapshot from `take`. Raises ValueError, or OSError from this or the previous background save."""
         is_file = is_one_file(path)
         if keep is not None:
             keep = as_int("keep", keep, 1)
@@ -218,7 +218,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last save is on disk. Raises OSError from a background save.
+        """Wait until the most recent save is on disk. Raises OSError from a background save.
 
         With a site and `keep`, all ranks must call it, and it fails on all if it fails on one.
         """
@@ -363,7 +363,7 @@ class Checkpointed(ABC):
             self.wait_for_save()
 
     def wait_for_save(self) -> None:
-        """Wait until the last save is on disk. Raises OSError if a background save failed."""
+        """Wait until the most recent save is on disk. Raises OSError if a background save failed."""
         if self._checkpoints is not None:
             self._checkpoints.wait()
 

@@ -54,7 +54,7 @@ class DivergenceError(RuntimeError):
 
 
 class Snapshot:
-    """The digests of a state at rest."""
+    """The digests of a state between two steps."""
 
     def __init__(
         self,
@@ -299,6 +299,6 @@ def _text(
         f"after {revision} steps the peers' states are not equal: {listed(wrong)} {verb} from {listed(others)} in "
         f"{'; '.join(shown)}. Something changes this on one peer only, such as an optimizer step or learning rate set "
         "outside the training object, or a scheduler that is not in shared= or is stepped a different number of times. "
-        "Correct that, stop the peers that are wrong, and continue the others from their state with a new "
-        "communicator: peers that are started again then receive that state"
+        "Correct that, stop the peers that are wrong, and let the others continue from their state with a new "
+        "communicator: restarted peers then receive that state"
     )

@@ -262,7 +262,7 @@ class ReplicatedState:
         self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
 
     def exchange_own_buffers(self, revision: int) -> Outcome:
-        """Exchange, without delay, the buffers that forward passes within `Buffers.own` have changed."""
+        """Immediately exchange the buffers that forward passes within `Buffers.own` have changed."""
         self.buffers.show_own()
         self.launch_buffers(revision)
         return self.buffers.land()

@@ -119,7 +119,7 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
-    """Return a distributed tensor made from this rank's part on a parameter's mesh, or raise CheckpointError."""
+    """Return a distributed tensor made from this rank's part on a parameter's mesh. Raises CheckpointError."""
     for parameter in model.parameters() if hasattr(model, "parameters") else ():
         if is_distributed(parameter) and describe(parameter).strip() == shard.place:
             return type(parameter.data).from_local(
