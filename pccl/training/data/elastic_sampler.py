@@ -194,7 +194,7 @@ class ElasticSampler:
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """Return unused samples drawn since the last step to the stream, so that they are drawn again."""
+        """Put unused samples drawn since the last step back into the stream, so that they are drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()
