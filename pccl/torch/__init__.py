@@ -1,7 +1,7 @@
 """pccl as a backend of torch.distributed: `torch.distributed.init_process_group("pccl")`.
 
-Importing this package registers the backend; if pccl is installed, `import torch` does so too. It needs torch 2.7 or
-later. `docs/distributed.md` lists the supported features and the differences from Gloo.
+Importing this package registers the backend, as does `import torch` if pccl is installed. The backend needs torch 2.7
+or later. `docs/distributed.md` lists the supported features and the differences from Gloo.
 """
 
 import torch

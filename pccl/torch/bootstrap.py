@@ -2,11 +2,11 @@
 
 1. The first rank starts a master and writes its address and a random token into the store. In groups of three or more,
    the next ranks start standbys.
-2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then gives the mapping
+2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then yields the mapping
    from peers to ranks.
 3. The first rank deletes its record, because the same group may be formed again with the same store. A rank that reads
    the record of a dead rank fails to connect and reads the store again.
-4. A rank that loses its masters before all ranks are connected retries until its timeout.
+4. A rank that loses all masters before all ranks are connected retries until its timeout.
 5. If PCCL_MASTER is set in the environment, the default group joins that run and does not start a master.
 """
 
@@ -41,9 +41,9 @@ KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 RETRY_S = 0.05
 LEAVE_S = 1.0
-"""How many seconds a leaving rank waits for the others to learn that it is leaving."""
+"""The number of seconds for which a leaving rank waits until the others know that it leaves."""
 LOST_MASTER_S = 5.0
-"""For how many seconds ranks that lost the master try to reach it or a standby."""
+"""The number of seconds for which ranks that lost the master try to reach it or a standby."""
 LOST_PARTNER_S = 1.0
 """The same limit in a group of two, which has no standby."""
 STANDBYS = 2
@@ -148,7 +148,7 @@ def _standby_keys(token: str, size: int) -> dict[str, int]:
 
 
 def _masters(store: Any, record: _Record, size: int) -> str:
-    """Return the addresses at which this process reaches all masters. The standbys must have started."""
+    """Return addresses at which this process reaches the master and the standbys, which must have started."""
     found = [record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))]
     return ",".join(as_seen_from_here(each, host_of(store)) for each in found)
 
@@ -193,7 +193,7 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
     found = communicator.wait_for_peers(size, timeout=_left_s(deadline_s))
     if found < size:
-        text = f"the run continued with {found} peers before {size} ranks had joined: is another job in it?"
+        text = f"the run continued with {found} peers before {size} ranks had joined: does another job use it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
 
 
@@ -205,7 +205,7 @@ def exchange(
     said = [(int(one), int(its_size)) for one, its_size in info.array]
     if sorted(said) != [(each, size) for each in range(size)]:
         found = ", ".join(f"rank {one} of {its_size}" for one, its_size in said)
-        text = f"the run has {found}, instead of each of {size} ranks once: is another job in it?"
+        text = f"the run has {found}, instead of each of {size} ranks once: does another job use it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
     ring = info.membership.peers
     return tuple(peer for _, peer in sorted(zip(said, ring, strict=True))), ring
@@ -263,7 +263,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 # The first rank of a world hosts its master, and the next ranks host standbys. A master must outlive its process's
-# membership because the other ranks may still need its verdict on calls in flight. So it is *retired*: stopped later.
+# membership because the other ranks may still need its verdict on calls in flight. So it is *retired*: it stops later.
 
 LOOPBACK = "127.0.0.1"
 LISTEN = "[::]:0"
@@ -271,15 +271,15 @@ LISTEN = "[::]:0"
 LINGER_S = 10.0
 """The number of seconds until a retired master stops."""
 STANDBY_LINGER_S = 3.0
-"""The number of seconds until a retired standby stops: fewer, because it is needed only if the master is lost."""
+"""The number of seconds until a retired standby stops. A standby is needed only if the master is lost."""
 
 
 def advertised_host(towards: str = "") -> str:
     """Return a host at which other processes can reach this one.
 
-    It is the first of these that is known: PCCL_ADVERTISE; the source address towards the host `towards`; the address
+    Uses the first of these that is known: PCCL_ADVERTISE; the source address towards the host `towards`; the address
     of this machine's name; the source address towards the internet; the loopback address. If the source address towards
-    `towards` is loopback, `towards` is this machine; readers then substitute its host name (`as_seen_from_here`).
+    `towards` is loopback, `towards` is this machine; readers then substitute the store's host (`as_seen_from_here`).
     """
     given = os.environ.get("PCCL_ADVERTISE", "")
     if given:
@@ -291,8 +291,8 @@ def advertised_host(towards: str = "") -> str:
 
 
 def as_seen_from_here(address: str, store_host: str) -> str:
-    """Return the form in which this process can use an address from the store at `store_host`, where a loopback address
-    means the store's machine."""
+    """Return an address from the store in a form that this process can use. A loopback address in the store means the
+    store's machine, `store_host`."""
     host, port = addresses.parse(address)
     if store_host and not addresses.is_loopback(store_host):
         (host,) = addresses.reachable([host], store_host)

@@ -1,4 +1,4 @@
-"""The base of all process group methods, which turns calls into works and coalesces them."""
+"""The base class of the process group methods. It turns calls into works and coalesces them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class GroupCalls:
         """Call a collective. Return its work, or a completed work if a synchronous call is being coalesced.
 
         Args:
-            options: c10d's options, with the timeout and (`asyncOp`) whether the caller continues without waiting.
+            options: c10d's options: the timeout, and (`asyncOp`) whether the caller continues without waiting.
             plan: Returns the call's plan, given the group's specs, a tag and `arguments`.
             tensors: The result of the work.
             inputs, outputs: The tensors that the call reads and writes; `tensors` by default.

@@ -364,14 +364,14 @@ def _listed(tensors: Any) -> list[Tensor]:
 
 
 def _options(opts: Any, op: Any, kind: type, timeout: timedelta | None) -> tuple[Any, Any]:
-    """Return options and their reduction, which some callers pass in place of options."""
+    """Return options and the reduction. Some callers pass only the reduction in place of options."""
     if hasattr(opts, "reduceOp"):
         return opts, opts.reduceOp
     return _with_timeout(None, kind, timeout), op if opts is None else opts
 
 
 def _with_root(opts: Any, kind: type, root: int, timeout: timedelta | None) -> Any:
-    """Return options with a root, which some callers pass in place of options."""
+    """Return options with a root. Some callers pass only the root in place of options."""
     if opts is not None and not isinstance(opts, int):
         return opts
     made = _with_timeout(None, kind, timeout)
@@ -380,7 +380,7 @@ def _with_root(opts: Any, kind: type, root: int, timeout: timedelta | None) -> A
 
 
 def _with_timeout(opts: Any, kind: type, timeout: timedelta | None) -> Any:
-    """Return options with a timeout, which some callers pass in place of options."""
+    """Return options with a timeout. Some callers pass only the timeout in place of options."""
     if opts is not None and not isinstance(opts, timedelta):
         return opts
     made: Any = kind()

@@ -58,8 +58,8 @@ class BackendError(DistBackendError):  # type: ignore[misc]
 
     Attributes:
         result: The kind of failure, a `pccl.Result`.
-        lost: The global ranks that are lost, the same on all survivors. They include a rank that left on purpose if no
-            other rank was missing before.
+        lost: The global ranks that are lost, the same on all survivors. A rank that left on purpose is included only
+            if no other rank was missing before.
     """
 
     def __init__(self, message: str, result: Result, lost: Sequence[int] = ()) -> None:

@@ -63,7 +63,7 @@ class FaultTolerance(GroupCalls):
         return str(self._reconfigurer.handle)
 
     def reconfigure(self, opts: Any) -> Coalesced:
-        """Form a new world from the ranks of `opts.handles`, in this order, under an unused uuid.
+        """Form a new world from the ranks of `opts.handles`, in this order, under a new uuid.
 
         Raises:
             ArgumentError: The uuid was used before, or the handles do not form a world that includes this process. The
@@ -142,7 +142,7 @@ class FaultTolerance(GroupCalls):
         self._leave("was aborted", "it was aborted there")
 
     def _leave(self, how: str, reason: str) -> None:
-        """Leave the present world. `how` describes this in this rank's error, and `reason` in the others'."""
+        """Leave the current world. `how` is the explanation in this rank's errors, `reason` in other ranks' errors."""
         with self._order:
             meeting, self._meeting = self._meeting, None
             scheduler = self._scheduler

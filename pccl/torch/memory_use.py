@@ -37,7 +37,7 @@ UNUSED = Use()
 
 
 def use_of(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Use:
-    """Return the memory use of dense tensors, including their gaps."""
+    """Return the memory use of dense tensors, including gaps between their elements."""
     return Use(_spans(reads), _spans(writes))
 
 

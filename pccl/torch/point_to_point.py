@@ -91,7 +91,7 @@ class PointToPointMethods(GroupCalls):
         """Recvs that wait for posted ones, by tag."""
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
-        """Send a tensor to a rank. The work ends once that rank has received it. `waits`: the caller only waits."""
+        """Send a tensor to a rank. The work ends once that rank has received it. `waits`: its caller only waits."""
         plan = self._plain_plan(tensors, dst, tag, True)
         if plan is None:
             tensor = self._checked("send", tensors, dst, "destination", tag)

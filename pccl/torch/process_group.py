@@ -211,7 +211,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroupPCCL | None:
-        """Return a group of some of this group's ranks, or None on the others. The new ranks make the same call."""
+        """Return a group of some of this group's ranks, or None on the others. All ranks of the new group call it."""
         ranks = sorted(new_ranks)
         if self._rank not in ranks:
             return None

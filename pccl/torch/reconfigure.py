@@ -41,7 +41,7 @@ from pccl.types import Result
 PROBE_S = 0.5
 """The number of seconds between two probes of the missing ranks, and the time limit of each probe."""
 GRACE_S = 1.0
-"""The number of seconds by which a store that does not answer may exceed the timeout."""
+"""The number of seconds by which a call may exceed its timeout if the store does not answer."""
 _HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
 
 
@@ -249,9 +249,9 @@ def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
 
 
 def forget_ranks(group: Any, size: int) -> None:
-    """Clear torch's caches of the ranks in a group's previous world, which torch assumes to be constant.
+    """Clear torch's caches of a group's ranks, which torch assumes never change.
 
-    c10d stores the global rank of each rank in a group; in the default group these are the same numbers. DTensor caches
+    c10d caches the global rank of each rank in a group; in the default group the two are equal. DTensor caches
     the results of its sharding rules by mesh and treats meshes with the same number of ranks as equal, so shards would
     get the coordinates of the previous world.
     """

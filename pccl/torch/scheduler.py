@@ -1,7 +1,7 @@
 """The order of a group's calls.
 
 c10d matches a group's collectives by the order of each rank's calls, but pccl matches ops by tags. So every rank
-distributes the calls over `QUEUES` queues, round robin. Each queue has one tag. There are few queues, because the first
+distributes its calls over `QUEUES` queues, round robin. Each queue has one tag. There are few queues, because the first
 op with a tag costs more than later ones, which take the fast path.
 
 1. Call n of a group uses queue n mod QUEUES. A call that raises ArgumentError does not count.
@@ -10,8 +10,8 @@ op with a tag costs more than later ones, which take the fast path.
 4. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), as do all calls after the first loss.
 5. When a rank leaves on purpose, the new view aborts sends between other ranks; both sides repeat them (`may_repeat`).
    After any other loss, sends fail.
-6. All ranks must see the same loss, because they form the next group without the lost ranks. So only the first of the
-   ranks that left on purpose counts, in addition to all ranks that were lost (`_lost`).
+6. All ranks must see the same loss, because they form the next group without the lost ranks. So a rank that
+   left on purpose counts only if it was among the first to leave the run. A lost rank always counts (`_lost`).
 7. A group fails if one of its works expires while queued, because the work blocks that queue on the other ranks.
 """
 
@@ -60,14 +60,14 @@ class Scheduler:
         self.failed: BackendError | None = None
         """The error that all later calls raise."""
         self.first_failure: BackendError | None = None
-        """The first failure, including a timeout, of any call."""
+        """The first failure of any call, including a timeout."""
         self._has_left = False
         self._queues: dict[Hashable, deque[PCCLWork]] = {}
         self._open: set[PCCLWork] = set()
         """Works that are not over."""
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
-        """Works about to be started."""
+        """Works that are about to start."""
         self._starting = threading.local()
         self._progress = Progress(f"pccl {names.group}")
         self.later = self._progress.later
@@ -269,7 +269,7 @@ class Scheduler:
             raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(self._lost(ring, spec)))
 
     def _lost(self, ring: Ring, spec: OpSpec | None) -> list[int]:
-        """Return the ranks that are lost for an op, where `ring` holds the remaining peers. Rule 6."""
+        """Return the ranks that an op has lost; `ring` holds the remaining peers. Rule 6."""
         epochs = {peer: self.transport.left_in(peer) for peer in self._peers if peer not in ring}
         first = min(epochs.values(), default=0)
         partner = None if spec is None or spec.pair is None else spec.pair.peer

@@ -74,10 +74,10 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         group_world_size: int | None = None,
         global_ranks: list[int] | None = None,
     ) -> None:
-        """Leave the present world and join a new one.
+        """Leave the current world and join a new one.
 
         Args:
-            store_addr: The "host:port/prefix" of a store for the new ranks, with an unused prefix.
+            store_addr: The "host:port/prefix" of a store for the new ranks, with a new prefix.
             replica_id: This replica's name in errors.
             rank: The rank of this process, in [0, world_size).
             quorum_id: The quorum's number in messages.

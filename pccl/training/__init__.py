@@ -1,4 +1,4 @@
-"""Training across sites and through churn, with a few lines added to an ordinary loop.
+"""Training across sites, while peers join and leave, with a few lines added to an ordinary loop.
 
     diloco       `DiLoCo`, `AsyncDiLoCo`, `DiLoCoOptimizer`: many local steps, then one average
     ddp          `DDP`: gradients averaged in every step, during the backward pass; `torch_comm_hook`

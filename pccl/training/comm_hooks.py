@@ -10,7 +10,7 @@ must be the same on all peers. `bucket.average` sends a tensor and returns a fut
 
 `DDP.synchronize` completes these futures one after the other on the calling thread. Callbacks of `then` run there too,
 and may call `average` again. If a peer loss aborts an average, the survivors first repeat it. A peer that is alone
-gets its own tensor back. For each bucket, all peers must make the same `average` calls, in order and size.
+gets its own tensor back. For each bucket, all peers must make the same `average` calls in the same order.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class GroupStep:
         self._replicated.commit(peers)
 
     def are_peers_pending(self) -> bool:
-        """Return whether newcomers are waiting: the same answer on all peers, cached for the step."""
+        """Return whether newcomers are waiting. The answer is the same on all peers and cached for the step."""
         if self._are_peers_pending is None:
             self._are_peers_pending = self._membership.are_peers_pending()
         return self._are_peers_pending

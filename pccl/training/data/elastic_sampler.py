@@ -4,9 +4,9 @@ The samples of all epochs, each epoch in its own order (`pccl.training.data.stre
 peer holds the same ledger of used positions (`pccl.training.data.sample_ledger`). The ledger and the members determine
 what each peer may draw next. In a step:
 
-    draw      each peer takes the next of its own positions, as many as it trains on in the step
+    draw      each peer takes as many of its next positions as it trains on in the step
     claim     all peers learn what each has trained on since its last claim, then launch the average
-    commit    claims of peers in the committed average become used; positions claimed by others are reassigned
+    commit    positions claimed by peers in the average become used; those claimed by others are reassigned
 
 All peers know a claim's size before its average can commit: it is always `samples_per_step`, or peers gather the sizes
 before the average. The ledger is the sampler's `state_dict`, a part of the replicated state. Ranks of a site share a
@@ -43,11 +43,11 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """Indices of the next positions, computed together because a single index takes almost as long."""
+    """Indices of the next positions, computed together because one index takes almost as long as many."""
 
     generation: int
     begin: int
-    """The number of the peer's own positions before the first index."""
+    """How many of the peer's own positions precede the first index."""
     indices: NDArray[np.int64]
 
 
@@ -56,8 +56,8 @@ class ElasticSampler:
 
     Iteration yields this peer's part of the rest of the epoch: lists of `batch_size` indices for
     `DataLoader(batch_sampler=sampler)` or, without `batch_size`, single indices for `DataLoader(sampler=sampler)`. Each
-    sample drawn counts as trained on in the next step. With `num_workers` above 0, workers draw ahead, so iterate over
-    `sampler.track(loader)`. Not thread-safe. A forked process must not draw from it. Example::
+    drawn sample is assumed to be consumed by the next step. With `num_workers` above 0, workers draw ahead, so iterate
+    over `sampler.track(loader)`. Not thread-safe. A forked process must not draw from it. Example::
 
         sampler = ElasticSampler(len(dataset), batch_size=32)
         ddp = DDP(communicator, model, optimizer, shared={"sampler": sampler})
@@ -102,7 +102,7 @@ class ElasticSampler:
         self._own = 0
         self._generation = 0
         self._drawn = 0
-        """The number of this peer's positions drawn in the assignment of `_generation`."""
+        """How many positions this peer has drawn in the assignment of `_generation`."""
         self._trained: list[Range] = []
         self._ahead: deque[_Draw] = deque()
         self._foreseen = _Foreseen(-1, 0, np.empty(0, np.int64))
@@ -156,7 +156,7 @@ class ElasticSampler:
         return {**facts, **self._ledger.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Load a state. Raises ValueError if it is from another data stream or not a sampler's."""
+        """Load a state. Raises ValueError if it is from another data stream or is not a sampler's state."""
         try:
             for name, ours in (("dataset_size", self.dataset_size), ("seed", self._seed), ("shuffle", self._shuffle)):
                 if state_dict[name] != ours:
@@ -175,14 +175,14 @@ class ElasticSampler:
             yield indices.tolist() if self._batch_size is not None else int(indices[0])
 
     def batches(self, batch_size: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Yield arrays of `batch_size` indices (None: the sampler's size) endlessly. Each counts as trained on."""
+        """Yield arrays of `batch_size` indices (None: the sampler's size) endlessly, for immediate use."""
         size = as_int("batch_size", self._batch_size if batch_size is None else batch_size, 1)
         return self._draws(lambda: size, is_endless=True)
 
     def track(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.
 
-        Keeps batches that the loader has prepared for the next epoch. Raises ValueError if `loader` draws from another.
+        Keeps batches that the loader has prepared for the next epoch. Raises ValueError if it uses another sampler.
         """
         draws_here: bool = (loader.batch_sampler if self._batch_size is not None else loader.sampler) is self
         if not draws_here:
@@ -194,7 +194,7 @@ class ElasticSampler:
         return self._tracked(loader, draws)
 
     def discard(self) -> None:
-        """Put back the samples drawn since the last step, which were not trained on, so that they are drawn again."""
+        """Put unused samples drawn since the last step back into the stream, so that they are drawn again."""
         count = self.drawn
         self._trained.clear()
         self._void_what_is_ahead()
@@ -297,7 +297,7 @@ class ElasticSampler:
     # For training classes and custom training loops, which make these calls in the same order on all peers.
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
-        """Form the group after newcomers have received the state. A group call. None forms a group of this peer alone.
+        """Form the group after newcomers have received the state. A group call. With None, this peer is alone.
         Raises ValueError on newcomers if only some peers have `samples_per_step`.
         """
         rows = _gathered(communicator, self._announcement(), tag)
@@ -323,7 +323,7 @@ class ElasticSampler:
         self._trained.clear()
 
     def fix_steps(self) -> None:
-        """Set `samples_per_step` to `batch_size` if it was not given. Raises ValueError if neither was."""
+        """Set `samples_per_step` to `batch_size` if it was not given. Raises ValueError if neither was given."""
         if self._samples_per_step is None and self._batch_size is None:
             raise ValueError(
                 "DDP must know how many samples a peer trains on in a step: create the ElasticSampler with "
@@ -362,7 +362,7 @@ class ElasticSampler:
         self._trained.clear()
 
     def commit(self, peers: Collection[int] | None = None) -> None:
-        """Commit the oldest claim for these contributing peers (None: this one). All peers commit in the same order.
+        """Commit the oldest claim for these contributing peers (None: this peer). All peers commit in the same order.
 
         Raises PCCLError INVALID_USAGE if peers without a claim took part.
         """

@@ -9,7 +9,7 @@ ledger:
 
 A peer missing from an average is no longer a member, and its remaining positions are reassigned to the others at once,
 lowest first. If one member is two rounds ahead of another, all unclaimed positions are reassigned in blocks as
-large as the last claims. The state lists claims in flight as free and does not name members.
+large as the most recent claims. The state lists claims in flight as free and does not name members.
 
 `SampleLog`, which `pccl.tools.audit` reads, holds one JSON line per event:
 
@@ -42,7 +42,7 @@ GENESIS = "0" * 32
 class Member:
     number: int
     name: str
-    """The name of a peer for one stay in the run, unique over the run's lifetime."""
+    """The name of a peer from joining to leaving, unique over the run's lifetime."""
     block: int
 
 
@@ -146,7 +146,7 @@ class Ledger:
         return {"steps": self.steps, "history": self.history, "begun": pool.begun, "free": free}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state and, if it differs, remove all members. Raises KeyError, TypeError, ValueError."""
+        """Load a state. If it differs from the ledger, remove all members. Raises KeyError, TypeError, ValueError."""
         ours = self.state()
         if {name: state[name] for name in ours} == ours:
             return

@@ -6,8 +6,8 @@ permutes the numbers below n. Round keys are Philox's output for (seed, epoch), 
 *A pool* is all positions from `begun` up and the free ranges below it; in ascending order they have *offsets* 0, 1, ...
 *An assignment* repeatedly gives each member i in turn a block of b_i offsets.
 
-*Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, and the upper half of the
-counter is (step, peer). A stream counts in the lower half, so streams never overlap.
+*Random streams* are Philox4x64 (Salmon et al. 2011): the key consists of the seed and the purpose, and the upper
+half of the counter is (step, peer). Within a stream, only the lower half counts up, so streams never overlap.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ NUMBERS, SEEDS = 0, 1
 class RandomStreams:
     """Random generators for each step and peer, from one seed.
 
-    Pass it to a training class as `shared={"random": streams}` so that newcomers use the run's seed. `peer` is a number
-    that differs between peers, such as their rank, or is equal on all peers for common random numbers. Thread-safe,
-    except for `load_state_dict`.
+    Pass it to a training class as `shared={"random": streams}` so that newcomers use the run's seed. Pass `peer`
+    numbers that differ between peers, such as their ranks, or one number on all peers for common random numbers.
+    Thread-safe, except for `load_state_dict`.
     """
 
     def __init__(self, seed: int = 0) -> None:

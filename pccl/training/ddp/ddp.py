@@ -56,7 +56,7 @@ from pccl.training.state.torch_state import (
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
 _of_thread = threading.local()
-"""A weak reference to the last DDP that `connect` created in this thread."""
+"""A weak reference to the DDP that `connect` most recently created in this thread."""
 _connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class DDP(Checkpointed):
         Raises:
             ValueError, TypeError: The module has no parameters that require gradients, the optimizer has state that
                 is not a tensor or parameters that are not the module's, or an argument is invalid.
-            PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, for example a distributed one.
+            PCCLError: INVALID_ARGUMENT if a tensor cannot be shared, for example a distributed one.
         """
         torch = sys.modules["torch"]
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -232,7 +232,7 @@ class DDP(Checkpointed):
         """Create a DDP with its own communicator, connect to the run at `address`, and join.
 
         Use it in a `with closing(...)` block or call `close`, which closes the communicator too. If the program ends
-        without doing so, it compares the last step, leaves the run, and logs an error if that fails.
+        without doing so, the DDP compares the final state, leaves the run, and logs an error if either fails.
 
         Args:
             address: The master's address; None uses the environment variable PCCL_MASTER.
@@ -240,8 +240,8 @@ class DDP(Checkpointed):
             options: Options of the constructor.
 
         Raises:
-            PCCLError: From `Communicator.connect` and `join`. INVALID_ARGUMENT: no address. INVALID_USAGE: this thread
-                has another DDP in that run.
+            PCCLError: Raised by `Communicator.connect` or `join`. INVALID_ARGUMENT if the address is missing;
+                INVALID_USAGE if this thread has another DDP in that run.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
@@ -360,9 +360,9 @@ class DDP(Checkpointed):
             weight: As in `synchronize`.
 
         Raises:
-            PCCLError: The master was lost or this peer was evicted. INVALID_USAGE on all peers, with the gradients
-                cleared: a peer refused the step. INVALID_USAGE on this peer: `join` was not called, or an earlier step
-                was interrupted or failed in the optimizer; close, and create a new communicator and DDP.
+            PCCLError: The master was lost or this peer was evicted. INVALID_USAGE on all peers, with gradients cleared,
+                if any peer refused the step. INVALID_USAGE on this peer if `join` was not called, or if an earlier step
+                was interrupted or failed in the optimizer: close, and create a new communicator and DDP.
             DivergenceError: Replicated state differs between peers.
             ValueError: See `synchronize`.
         """
@@ -387,12 +387,12 @@ class DDP(Checkpointed):
         return step.report(Step, world_size, is_skipped=not self._has_stepped)
 
     def finish(self) -> None:
-        """Compare the replicated state, on all peers after the last step. Raises the errors of `step`."""
+        """Compare the replicated state after the last step. A group call. Raises the errors of `step`."""
         with self._step("DDP.finish"):
             self._replicated.check(self.revision)
 
     def close(self) -> None:
-        """Remove the hooks; after `connect`, also leave the run. Raises a save's OSError, DivergenceError."""
+        """Remove the hooks and, after `connect`, leave the run. Raises DivergenceError, and OSError from a save."""
         for hook in self._hooks:
             hook.remove()
         with closing(self._communicator) if self._address is not None else nullcontext():

@@ -1,7 +1,7 @@
 """Gradients in buckets: flat buffers that are averaged during the backward pass, with weights and communication hooks.
 
 A bucket has two buffers. The gradients are views of one, which is sent; the average is received into the other, and
-then the two are swapped. A bucket must not be written between its last complete gradient and `give`. To detect writes,
+then the two are swapped. A bucket must not be written from its last complete gradient until `give`. To detect writes,
 each view's version counter is compared before the step. The sum of the buffer's words is compared too, because some
 writes do not advance the counter.
 
@@ -10,7 +10,7 @@ factors in float64. `2**e` exceeds the largest weight, so products do not overfl
 after the backward pass. Buckets are launched plain (None) or as weighted sums with exponent `e`. On all peers:
 
 1. If the step needs a different form than the one launched, all buckets are launched again in that form, which is kept
-   from then on. The first weighted step, and one after an admission, therefore send gradients twice.
+   from then on. The first weighted step, and the first one after an admission, thus send gradients twice.
 2. If an average includes a peer whose weight is unknown because it was lost later, the bucket is launched again.
 """
 
@@ -34,7 +34,7 @@ ALONE = Outcome(1, 0, 0, 0)
 CHUNK = 1 << 18
 """The number of elements scaled at a time, which limits the memory for float64."""
 ALL = -1
-"""The place in a bucket that stands for an unknown gradient."""
+"""The index in a bucket that stands for an unknown gradient."""
 
 
 class FlatBuffer:
@@ -52,7 +52,7 @@ class FlatBuffer:
         self._host = self._words.numpy().view(np.uint64) if first.device.type == "cpu" else None
 
     def sum(self) -> Any:
-        """Return the sum of the words: a number, or a tensor on the buffer's device that may still be computed."""
+        """Return the sum of the words: a number, or a device tensor whose computation may not have finished."""
         return int(self._host.sum()) if self._host is not None else self._words.sum()
 
 

@@ -135,7 +135,7 @@ class StepRefusals:
         return (REPLACED, place, 0) if place is not None else FINE
 
     def explained(self, objections: Sequence[Refusal]) -> str:
-        """Return the text that all peers raise. All have the same module, so it names the same tensors on each."""
+        """Return the text of the error that all peers raise. It names the same tensors on all, as modules are equal."""
         told = "; ".join(
             f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
             for each in objections[:SHOWN]

@@ -37,7 +37,7 @@ def torch_comm_hook(
     Args:
         communicator: The peer group. The hook uses one tag per bucket, from `tag` up.
         model: The DistributedDataParallel, over a process group of one process.
-        revision: Returns the number of steps of the run, which is the same on all peers that average together.
+        revision: Returns the number of steps in the run. It must be equal on all peers that average together.
         quantization: How to quantize the gradients that are sent.
         bucket_bytes: The size of a bucket.
         tag: The first tag.

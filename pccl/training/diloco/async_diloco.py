@@ -160,7 +160,7 @@ class AsyncDiLoCo(OuterLoop):
         return step.report(OuterStep, world_size)
 
     def finish(self) -> OuterStep:
-        """Apply the average in flight and show the outer parameters. All peers call it after the last outer step.
+        """Apply the average in flight and write the outer parameters to the model. All peers call it at the end.
 
         Movement of other fragments since their last turn is discarded. Raises the errors of `outer_step`.
         """

@@ -244,12 +244,12 @@ class OuterLoop(Checkpointed):
 
     @property
     def outer_steps(self) -> int:
-        """Outer steps of the whole run, including one whose update is in flight. The same on all peers."""
+        """The number of outer steps in the whole run, including one in flight. The same on all peers."""
         return self.revision
 
     @property
     def inner_steps(self) -> int:
-        """Inner steps to take before the next outer step. With `steps="by speed"`, outer steps may change it."""
+        """How many inner steps precede the next outer step. With `steps="by speed"`, outer steps may change it."""
         return self._inner_steps.count
 
     def digest(self) -> str:
@@ -266,7 +266,7 @@ class OuterLoop(Checkpointed):
         return self._replica.holds(parameter)
 
     def connect(self) -> None:
-        """Connect the communicator unless it is connected. Call `join` immediately after. Raises PCCLError."""
+        """Connect the communicator unless it is connected. Call `join` immediately afterwards. Raises PCCLError."""
         try:
             self._communicator.world_size  # noqa: B018
         except PCCLError as error:
@@ -294,7 +294,7 @@ class OuterLoop(Checkpointed):
         return self._membership.came_late
 
     def _read_model(self) -> None:
-        """Read the model, into which the program may have loaded weights, unless outer state was loaded or trained."""
+        """Read the model, whose weights may have changed, unless outer state has been loaded or trained."""
         if not self._has_begun:
             self._replica.read(self._parameters)
             self._replicated.buffers.adopt()
@@ -380,7 +380,7 @@ class OuterLoop(Checkpointed):
             return
         if self.has_joined:
             raise ValueError(
-                f"the outer state, of revision {state['revision']}, is not the one that all peers have, of revision "
+                f"the outer state has revision {state['revision']}, but all peers have revision "
                 f"{self.revision}: load it before the first step, or before join"
             )
         with self._replicated.taking_up(shared):
@@ -450,7 +450,7 @@ class DiLoCo(OuterLoop):
     """
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Average the peers' movements, update the outer state, admit newcomers, and show the outer parameters.
+        """Average the peers' movements, update the outer state, admit newcomers, and write the result to the model.
 
         A group call that waits for all other peers.
 
@@ -461,8 +461,8 @@ class DiLoCo(OuterLoop):
 
         Raises:
             ValueError: An argument is invalid; `outer_step` can be called again.
-            PCCLError: The master was lost or this peer was evicted: call `reconnect`. INVALID_USAGE: `join` was not
-                called, or an earlier call was interrupted: call `reconnect`.
+            PCCLError: The master was lost, this peer was evicted, or an earlier call was interrupted (INVALID_USAGE):
+                call `reconnect`. Also INVALID_USAGE if `join` was not called.
             DivergenceError: Replicated state differs between peers.
         """
         weight = checked_weight(weight)
@@ -488,7 +488,7 @@ class DiLoCo(OuterLoop):
         return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compare state and show the outer parameters, on all peers after the last step. Errors as in `outer_step`."""
+        """Compare the final state and write it to the model. A group call. Raises the errors of `outer_step`."""
         with self._group_step("DiLoCo.finish") as step, step.waiting():
             self._replicated.discard()
             self._begin()

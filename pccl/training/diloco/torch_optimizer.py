@@ -92,11 +92,11 @@ class DiLoCoOptimizer(Generic[Loop]):
 
     @property
     def revision(self) -> int:
-        """Outer updates of the whole run."""
+        """The number of outer updates in the whole run."""
         return self.diloco.revision
 
     def join(self, peers_min: int | None = None) -> Admission:
-        """Connect if not connected, and join like `DiLoCo.join`. `peers_min` defaults to the constructor's."""
+        """Connect unless already connected, and join like `DiLoCo.join`. `peers_min` defaults to the constructor's."""
         self.diloco.connect()
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.join(self._peers_min if peers_min is None else peers_min)
@@ -137,7 +137,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return step
 
     def finish(self) -> None:
-        """Show and compare the outer parameters, on all peers after the last step. Errors as in `DiLoCo.finish`."""
+        """Call `DiLoCo.finish` after the last step, on all peers. If not joined, only write the outer parameters."""
         if self.diloco.has_joined:
             self.diloco.finish()
         else:

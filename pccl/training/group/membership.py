@@ -66,7 +66,7 @@ def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | Non
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """Return a short digest of what must be equal on all peers. Raises TypeError like `alike`."""
+    """Return a short digest of the options that must be equal on all peers. Raises TypeError like `alike`."""
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
@@ -106,7 +106,7 @@ class Membership:
         communicator so that the other peers can continue.
         """
         if self.is_under_way:
-            raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
+            raise PCCLError(Result.INVALID_USAGE, "join", "this peer has already joined")
         self._require_only_one()
         try:
             peers_min = as_int("peers_min", peers_min)
@@ -138,7 +138,7 @@ class Membership:
             self._joint.part(self._state.revision)
 
     def retire(self) -> None:
-        """Allow another object to join on the communicator. No other calls may follow."""
+        """Allow another object to join on the communicator. Call no other method afterwards."""
         if _joined.get(self._communicator, (None, 0))[0] == weakref.ref(self):
             del _joined[self._communicator]
 
@@ -313,7 +313,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return how each differing peer's options differ from those of most peers (under way, if any)."""
+    """Return how each deviating peer's options differ from those of most peers (under way, if any)."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

@@ -113,14 +113,14 @@ def average(
 
 
 def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:
-    """All-reduce `vector` in place; leave it unchanged if alone. Raises PCCLError for failures other than losses."""
+    """All-reduce `vector` in place; a peer alone keeps its own. Raises PCCLError for failures other than losses."""
     average(communicator, vector, tag, step, op=op).wait()
 
 
 def gather_among_all(
     communicator: Communicator, row: Any, tag: int, step: int | None = None
 ) -> tuple[dict[int, Any], Outcome]:
-    """Gather an equally shaped array from each peer, by number. Raises PCCLError for failures other than losses."""
+    """Gather equally shaped arrays from all peers, by peer number. Raises PCCLError for failures other than losses."""
     op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
     outcome = op.wait()
     rows = op.info.array if op.info is not None else [row]

@@ -208,7 +208,7 @@ def add_torch_signs(
 ) -> None:
     """Add multiples of random signs in place, with the same bits as `pccl.signs.add_signs`."""
     if sum(map(abs, amounts)) > SUM_MAX:
-        raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
+        raise ValueError(f"amounts {list(amounts)} add up to more than {SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)
     for begin in range(0, values.numel(), TORCH_CHUNK):
         part = values[begin : begin + TORCH_CHUNK]
@@ -279,7 +279,7 @@ class TorchElements:
     """The elements of a flat torch tensor on any device, accessed in this thread's current stream."""
 
     def __init__(self, torch: Any, tensor: Any) -> None:
-        """Raises ValueError if `check_signs` does."""
+        """Raises ValueError like `check_signs`."""
         self._torch = torch
         self._tensor = tensor
         self.size = tensor.numel()

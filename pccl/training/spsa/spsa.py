@@ -103,8 +103,8 @@ class SPSAOptions:
     """The options of SPSA, which must be equal on all peers."""
 
     learning_rate: float
-    """The step size, far smaller than with gradients because the squared norm of the estimate is about the number of
-    parameters times that of the gradient."""
+    """The step size. It must be far smaller than with gradients, because the squared norm of the estimate is about that
+    of the gradient times the number of parameters."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
@@ -175,11 +175,11 @@ class SPSA(Checkpointed):
             log: The path of this peer's own step log.
             shared: Objects whose `state_dict()` is replicated.
             buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
-            check_every: Compare digests after this many steps; None: as often as possible in 0.1 % of the time.
+            check_every: Compare digests after this many steps; None: as often as 0.1 % of the time allows.
             tag: The first of three tags.
 
-        Raises TypeError or ValueError if the model cannot be trained or an argument is invalid, and the log file's
-        OSError or LogError.
+        Raises TypeError or ValueError if the model cannot be trained or an argument is invalid, and OSError or
+        LogError from the log file.
         """
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
@@ -254,7 +254,7 @@ class SPSA(Checkpointed):
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """Restart after newcomers or this peer were admitted."""
+        """Reset after newcomers or this peer were admitted."""
         if admission.world_size < 2:
             self._grid.require_home()  # with other peers, the comparison of the state has checked it
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
@@ -270,7 +270,7 @@ class SPSA(Checkpointed):
         except PCCLError as error:
             if error.result not in (Result.INVALID_USAGE, Result.INVALID_ARGUMENT):
                 raise
-            logger.warning("a newcomer makes different calls: %s", error)  # the sync rejects it by its state's names
+            logger.warning("a newcomer makes different calls: %s", error)  # synchronization rejects its state's names
             return
         if self._membership.is_under_way or not tail or not self._grid.is_home:
             return
@@ -350,7 +350,7 @@ class SPSA(Checkpointed):
         return step.report(SPSAStep, len(logged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
-        """Compare the replicated state, on all peers after the last step. Raises the errors of `step`."""
+        """Compare the replicated state after the last step. A group call. Raises the errors of `step`."""
         with self._membership.step("SPSA.finish"):
             self._replicated.check(self.revision)
 

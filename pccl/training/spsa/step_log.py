@@ -75,7 +75,7 @@ def _decode(kind: int, body: bytes) -> Entry:
     codes = body[_STEP.size + 4 * peers :]
     each = len(codes) // peers if peers else 0
     if kind != STEP or each * peers != len(codes):
-        raise LogError(f"an entry of kind {kind} with {len(body)} bytes cannot be understood")
+        raise LogError(f"an entry of kind {kind} with {len(body)} bytes is invalid")
     return LoggedStep(revision, ranks, tuple(codes[i * each : (i + 1) * each] for i in range(peers)))
 
 
@@ -96,7 +96,7 @@ def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
         try:
             yield end, _decode(kind, data[body : body + size])
         except (struct.error, UnicodeDecodeError) as error:
-            raise LogError(f"an entry at byte {begin} cannot be understood: {error}") from None
+            raise LogError(f"the entry at byte {begin} is invalid: {error}") from None
         begin = end
 
 

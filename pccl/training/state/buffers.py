@@ -4,7 +4,7 @@ Forward passes change buffers according to each peer's own data. The common valu
 module, in two flat vectors: floating-point buffers and all others (int64). An exchange updates them by one of three
 rules:
 
-    average    floating-point buffers change by the mean of their changes; all others become the maximum
+    average    floating-point buffers change by the mean of their changes; others become the peers' maximum
     first      all buffers become those of the peer with rank 0
     local      no exchange; buffers are not part of digests or the shared state
 
@@ -170,7 +170,7 @@ class Buffers:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Put this peer's own values into the module within the block, and the common ones after it."""
+        """Write this peer's own values into the module for the block, and the common ones at its end."""
         if self.is_empty:
             yield
             return

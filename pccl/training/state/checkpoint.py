@@ -6,7 +6,7 @@ A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer'
 of a site. For a background save, `save` copies the tensors and a non-daemon thread writes the file.
 
 The ranks of a site gather the revisions and saves that each holds, and load the newest save that all hold. If there is
-none, or a piece is damaged, all ranks fail before any state changes.
+none, or the file of any rank is damaged, all ranks fail before any state changes.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
 
 @dataclass(slots=True)
 class _Save:
-    """A save in progress, or one whose error has not been raised."""
+    """A save in progress, or a failed save whose error has not been raised."""
 
     keep: int | None
     path: Path
@@ -191,7 +191,7 @@ class Checkpoints:
         self._pending: _Save | None = None
 
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
-        """Save the snapshot from `take`. Raises ValueError, or OSError from this or the last background save."""
+        """Save the snapshot from `take`. Raises ValueError, or OSError from this or the previous background save."""
         is_file = is_one_file(path)
         if keep is not None:
             keep = as_int("keep", keep, 1)
@@ -218,7 +218,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last save is on disk. Raises OSError from a background save.
+        """Wait until the most recent save is on disk. Raises OSError from a background save.
 
         With a site and `keep`, all ranks must call it, and it fails on all if it fails on one.
         """
@@ -227,7 +227,7 @@ class Checkpoints:
             prune()
 
     def _settle(self) -> Callable[[], None] | None:
-        """Wait for the save in progress and raise its error. Return a function that prunes older ones, if due."""
+        """Wait for the save in progress and raise its error. Return a function that deletes older ones, if due."""
         save = self._pending
         if save is None:
             return None
@@ -363,7 +363,7 @@ class Checkpointed(ABC):
             self.wait_for_save()
 
     def wait_for_save(self) -> None:
-        """Wait until the last save is on disk. Raises OSError if a background save failed."""
+        """Wait until the most recent save is on disk. Raises OSError if a background save failed."""
         if self._checkpoints is not None:
             self._checkpoints.wait()
 
@@ -380,7 +380,7 @@ class Checkpointed(ABC):
         Raises:
             OSError: The checkpoint cannot be read.
             CheckpointError: It is damaged, from another model, class or newer version, or the ranks share no step.
-            PCCLError: INVALID_USAGE: this peer has joined. No state has changed.
+            PCCLError: INVALID_USAGE if this peer has joined. No state has changed.
         """
         self._require_not_joined()
         found, error = [], ""

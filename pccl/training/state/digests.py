@@ -54,7 +54,7 @@ class DivergenceError(RuntimeError):
 
 
 class Snapshot:
-    """The digests of a state at rest."""
+    """The digests of a state between two steps."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Check:
         self._is_compared = False
 
     def expects(self, revision: int) -> bool:
-        """Return whether to note a snapshot of this revision."""
+        """Return whether to take a snapshot of this revision."""
         return revision >= self._next and self.communicator.world_size > 1
 
     def note(self, make: Callable[[], Snapshot]) -> None:
@@ -180,7 +180,7 @@ class Check:
         self._gap = 1
 
     def move_on(self) -> None:
-        """Note that the state has changed since the comparison."""
+        """Record that the state has changed since the comparison."""
         self._is_compared = False
 
     @property
@@ -191,7 +191,7 @@ class Check:
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
         """Compare a new state with peers that also end here, or that begin the next step with a snapshot.
 
-        Raises DivergenceError on all of them, and PCCLError TIMEOUT if a peer does not do so within `limit_s`.
+        Raises DivergenceError on all of them, and PCCLError TIMEOUT if a peer does neither within `limit_s`.
         """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return
@@ -299,6 +299,6 @@ def _text(
         f"after {revision} steps the peers' states are not equal: {listed(wrong)} {verb} from {listed(others)} in "
         f"{'; '.join(shown)}. Something changes this on one peer only, such as an optimizer step or learning rate set "
         "outside the training object, or a scheduler that is not in shared= or is stepped a different number of times. "
-        "Correct that, stop the peers that are wrong, and continue the others from their state with a new "
-        "communicator: peers that are started again then receive that state"
+        "Correct that, stop the peers that are wrong, and let the others continue from their state with a new "
+        "communicator: restarted peers then receive that state"
     )

@@ -2,8 +2,8 @@
 
 Digests are compared during the run, at admissions and at its end (`pccl.training.state.digests`). Newcomers receive
 tensors through the synchronization of the shared state, then encoded objects from the lowest-numbered peer under way.
-Objects are sent once more at the beginning of the next step: peers may step a scheduler after the admitting step, but
-newcomers return from `join` and do not.
+Objects are sent once more at the beginning of the next step, because the other peers may step a scheduler after the
+admitting step, whereas newcomers have only returned from `join`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class StepListener(Protocol):
 
 
 TAGS = 1 << 62
-"""The first tag of replicated states. For each tag of a training object, there are 8 of these."""
+"""The first tag of replicated states. Each tag of a training object has 8 of them."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NO_SOURCE = -(2**62)
 LATE = "late optimizer state"
 HEADER_BYTES = 8
 """The size of the header, which is the length of the encoded objects, little-endian."""
 PARTING_S = 1.0
-"""How many seconds a peer that ends its run waits for the others to compare the final state."""
+"""The number of seconds for which a peer that ends its run waits for the others to compare the final state."""
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class ReplicatedState:
 
     @contextmanager
     def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
-        """Load the result of `state_dict`. Undo this if it fails, or if the block, which loads the rest, fails.
+        """Load the result of `state_dict`. Undo this if it fails, or if the `with` block, which loads the rest, fails.
 
         Raises CheckpointError.
         """
@@ -262,7 +262,7 @@ class ReplicatedState:
         self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
 
     def exchange_own_buffers(self, revision: int) -> Outcome:
-        """Exchange, without delay, the buffers that forward passes within `Buffers.own` have changed."""
+        """Immediately exchange the buffers that forward passes within `Buffers.own` have changed."""
         self.buffers.show_own()
         self.launch_buffers(revision)
         return self.buffers.land()

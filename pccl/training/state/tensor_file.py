@@ -86,7 +86,7 @@ class Contents:
 
 
 def write(path: Path, contents: Contents) -> None:
-    """Replace `path` atomically. Raises OSError, after which the old file is unchanged."""
+    """Replace `path` atomically. If it raises OSError, the old file is unchanged."""
     folder = path.absolute().parent
     remove_abandoned(folder)
     temporary, file = _temporary(folder, path.name)
@@ -150,7 +150,7 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
         try:
-            with suppress(OSError):  # on file systems without locks, no file counts as abandoned
+            with suppress(OSError):  # on file systems without locks, no file is considered abandoned
                 fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file.fileno()).st_nlink:  # otherwise another process deleted it before it was locked
                 return path, file

@@ -6,8 +6,8 @@ existed when training began, are checked before each step because `module.to()` 
 *Late state* is state that the optimizer created afterwards or that cannot exist before a first step, such as the
 momentum of SGD with dampening. It is sent as an object.
 
-*Fresh state* is state that an optimizer creates in its first step. A step with zero gradients and learning rate creates
-the tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. For other
+*Fresh state* is state that an optimizer creates in its first step. A step in which gradients and learning rate are zero
+creates the tensors. They then get their initial values: zero, except for a few tensors of torch's optimizers. For other
 optimizers, a tensor that is not zero after such a step is rejected.
 """
 
@@ -119,7 +119,7 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
-    """Return a distributed tensor made from this rank's part on a parameter's mesh, or raise CheckpointError."""
+    """Return a distributed tensor made from this rank's part on a parameter's mesh. Raises CheckpointError."""
     for parameter in model.parameters() if hasattr(model, "parameters") else ():
         if is_distributed(parameter) and describe(parameter).strip() == shard.place:
             return type(parameter.data).from_local(
