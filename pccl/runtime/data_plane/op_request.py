@@ -1,4 +1,4 @@
-"""Fills a `pccl_op_request` of the C library from the caller's spec and the machine's launch."""
+"""Fills in a `pccl_op_request` of the C library from the caller's spec and the machine's launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXCHANGES = (Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
 
 
 class OpRequest:
-    """A `pccl_op_request` that is filled for each op. For one thread at a time."""
+    """A `pccl_op_request` that is filled in for each op. For use by one thread at a time."""
 
     def __init__(self, group: int, segment_bytes: int = 0) -> None:
         """If `segment_bytes` is 0, each op's size determines it."""
@@ -28,15 +28,15 @@ class OpRequest:
         self._spread_count = 0
         self._launch: SubmitOp | None = None
         self._kind: tuple[Any, ...] = ()
-        """The arguments, except the memory, of the op for which the request was last filled."""
+        """The arguments, except the memory, of the op for which the request was last filled in."""
         self.count = 0
         """Number of elements of the op."""
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
     def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers, op: int, tag: int) -> bool:
-        """Fill the request, with the given op number and tag. If only the memory differs from the last op, this takes a
-        tenth of the time and returns False."""
+        """Fill in the request with this op number and tag. Return False if only the memory differs from the last op;
+        this takes a tenth of the time."""
         kind = (
             spec.collective,
             buffers.count,
@@ -65,8 +65,8 @@ class OpRequest:
         return True
 
     def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
-        """Fill the request; `buffers` replace those of `spec`. ValueError if the algorithm needs links that are
-        missing; ValueError and RootLostError as in `Placement.place` and `Root.rank_in`."""
+        """Fill in the request; `buffers` replace those of `spec`. Raises ValueError if the algorithm needs missing
+        links, and ValueError or RootLostError as in `Placement.place` and `Root.rank_in`."""
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
         self._launch, self._kind = None, ()
