@@ -43,7 +43,7 @@ class StagedArrays:
     recv_bytes: int | None
     """Size of the result; None if this peer does not receive."""
     is_in_place: bool = False
-    """Whether one block of host memory is used for both."""
+    """Whether one block of host memory is used for both sending and receiving."""
     parts: tuple[Sequence[int], Sequence[int]] | None = None
     """As in `Buffers`."""
 

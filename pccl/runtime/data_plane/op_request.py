@@ -81,7 +81,7 @@ class OpRequest:
         shape.collective = spec.collective
         shape.root = spec.root.rank_in(launch.ring) if spec.root is not None else 0
         shape.count = self.count = buffers.count
-        # Sized as if each rank had a chunk, because a broadcast's only chunk is its whole array.
+        # Count one chunk per rank, because a broadcast's only chunk is its whole array.
         is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
         self._spread_count = buffers.count * (world_size if is_whole else 1)
         if spec.collective is Collective.ALL_TO_ALL:  # no rank knows the sizes of all parts, so none is assumed
@@ -157,7 +157,7 @@ def _addresses(parts: Sequence[int] | None) -> Any:
     return ffi.NULL if parts is None else ffi.new("void *[]", [ffi.cast("void *", part) for part in parts])
 
 
-# Peers compare the shapes of ops. An array's dimensions become a number, and a `pccl_op_shape` becomes text for errors.
+# Peers compare the shapes of their ops. Dimensions are encoded as a number; errors show a `pccl_op_shape` as text.
 #
 # Dimensions, and the dtype of an array that is sent as bytes, are encoded as a number of 64 bits:
 #

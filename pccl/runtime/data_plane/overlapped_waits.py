@@ -27,7 +27,7 @@ class OverlappedWaits:
         self._in_ops_ns = in_ops_ns
         self._numbers = itertools.count(1)
         self._notes: deque[tuple[int, int, int]] = deque()
-        """A wait's number when it begins, the negated number when it ends, or JOINED; then the time on both clocks."""
+        """(number, both clocks) when a wait begins; (-number, both clocks) when it ends; (JOINED, duration, 0) for `joined`."""
         self._taking = threading.Lock()
         self._begun: dict[int, int] = {}
         """The time when each open wait began."""

@@ -100,7 +100,7 @@ class PendingOp:
                 waits.end(number)
 
     def join_started(self) -> None:
-        """Wait in the engine for an op on the fast path. Afterwards the op is over unless it takes long."""
+        """Wait briefly in the engine for an op on the fast path. A long op may not be over on return."""
         join, waits = self.join, self.waits
         if join is None or self._over._is_set:
             return

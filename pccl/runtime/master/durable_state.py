@@ -31,7 +31,7 @@ LOCK = "lock"
 
 
 class StateError(Exception):
-    """The directory cannot be used; the text has its path and the reason."""
+    """The directory cannot be used; the text gives its path and the reason."""
 
 
 class _Document(msgspec.Struct, frozen=True):

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):  # noqa: N818 - named after what happened
-    """A master did not answer or refused the request; the text has its address and the reason."""
+    """A master did not answer or refused the request; the text gives its address and the reason."""
 
 
 class Refused(Exception):  # noqa: N818 - named after what happened

@@ -359,7 +359,7 @@ async def dial_control(
         raise ConnectionLost(f"no answer to a connection within {limit_s:.2g} s: {NO_ANSWER_MEANS}") from None
     except OSError as error:
         if sock is not None:
-            sock.close()  # the listener has died in between
+            sock.close()  # the listener has died in the meantime
         is_refused = error.errno == errno.ECONNREFUSED
         raise ConnectionLost(error.strerror or str(error), is_refused) from None
 

@@ -196,7 +196,7 @@ class Lifetime:
         self.is_broken = False
         """Whether the session has a fault, so that its machine's state cannot be trusted."""
         self.ended = trio.Event()
-        """Set when the session has a failure."""
+        """Set when the session fails."""
         self.over = trio.Event()
         """Set when all tasks of this session have ended."""
         self.contain = Containment(self.break_off)

@@ -6,7 +6,7 @@ before its verdict is known; the op's tag stays in use until the verdict.
 
 1. The queues have no lock, because a signal handler that closes the communicator may interrupt a launch and then waits
    for the trio thread.
-2. At any moment an op is in a queue, in the table, on the fast path, or over, so that ending the session finds it.
+2. At any moment an op is in a queue, in the table, on the fast path, or over. So the end of the session misses none.
 3. Ops with the same tag reach the machine in the order of the tag's uses. Before the tag of an op on the fast path
    becomes free, the engine's events report the op. So `_take` first notes the lengths of the queues, then reads the
    events, and takes no more launches than noted, so that the predecessor of each is already counted.

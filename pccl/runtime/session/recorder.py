@@ -1,4 +1,4 @@
-"""A session's flight recorder, which records its most recent ops, links and calls, and its dumps and traces.
+"""Records a session's most recent ops, links and calls (the flight recorder), and supplies dumps and traces.
 
 The engine records ops (native/src/recorder.h), because ops on the fast path never reach the session. The session
 records everything else, including the launch and the end of ops that went through the machine. The recorder observes

@@ -144,7 +144,7 @@ class WorkCounters:
         return msgspec.structs.replace(made, at_ms=round(now * 1000))
 
 
-# Warnings about ops that take long.
+# Warnings about ops that take a long time.
 
 TAGS_NAMED_MAX = 4
 SINGLE_MAX = 16

@@ -91,7 +91,7 @@ class StateSync(Part):
             encode(m.GroupCall(0, m.Kind.SYNC, offer))
         except ValueError as error:
             raise SessionError(
-                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list; join some: {error}"
+                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list; combine some: {error}"
             ) from None
         syncing = self.current = Syncing(transfer)
         try:

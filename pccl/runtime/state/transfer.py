@@ -15,9 +15,9 @@ A `_Fetch` brings tensors to the content that block digests specify:
 The fetch fails when no donor is left, but verified blocks are kept. Loose tensors are not in the root, so they are
 all fetched from the same donor, after the other tensors.
 
-`Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks will
-arrive within its *horizon*: the longer of a quarter of a second and three times its latency. At the end an idle stream
-requests a *late* block again if it can deliver it well before the streams that hold it (BitTorrent's endgame).
+`Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks are
+expected within its *horizon*: the longer of a quarter of a second and three times its latency. At the end, an idle
+stream requests a *late* block again if it can receive it well before the streams already waiting for it (BitTorrent's endgame).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class DonorStream:
         return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
-        """Return the expected time for `size` bytes. A stream is expected to stay silent for as long as it has been."""
+        """Return the expected time for `size` bytes, which is at least the time that the stream has been silent."""
         return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:

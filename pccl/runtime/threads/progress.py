@@ -4,7 +4,7 @@ A process's heartbeats are sent by a thread that does not run Python (`network.h
 not count as dead. That alone would hide a trio run that is blocked, for example by a logging handler. So a task in the
 run records each *turn*, and heartbeats stop once the run has made no progress for
 
-    HOLD_S          for any reason, because a library may hold the GIL temporarily.
+    HOLD_S          for any reason. It is long because a library may hold the GIL temporarily.
     peer timeout    (at least STILL_S_MIN) if a watching thread could run Python in that time, which shows that the run
                     itself is stuck. This applies only to pccl's own trio thread: in a user's program, the run makes no
                     progress while one of the user's tasks computes.
@@ -52,7 +52,7 @@ class Progress:
 
 
 class _Watch:
-    """The thread that watches trio runs, while there are any to watch."""
+    """The thread that watches trio runs, while there are runs to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
