@@ -27,7 +27,7 @@ class OverlappedWaits:
         self._in_ops_ns = in_ops_ns
         self._numbers = itertools.count(1)
         self._notes: deque[tuple[int, int, int]] = deque()
-        """(number, both clocks) when a wait begins; (-number, both clocks) when it ends; (JOINED, duration, 0) for `joined`."""
+        """Waits that begin (number, both clocks) or end (-number, both clocks), and joins (JOINED, duration, 0)."""
         self._taking = threading.Lock()
         self._begun: dict[int, int] = {}
         """The time when each open wait began."""

@@ -17,7 +17,7 @@ all fetched from the same donor, after the other tensors.
 
 `Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks are
 expected within its *horizon*: the longer of a quarter of a second and three times its latency. At the end, an idle
-stream requests a *late* block again if it can receive it well before the streams already waiting for it (BitTorrent's endgame).
+stream requests a *late* block again if it expects it well before the streams that hold it do (BitTorrent's endgame).
 """
 
 from __future__ import annotations

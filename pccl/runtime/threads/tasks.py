@@ -80,7 +80,7 @@ class HelperThread:
         return task.value[0]
 
     def close(self) -> None:
-        """End the thread once it has run all functions submitted so far."""
+        """End the thread once it has run all functions that it was given."""
         self._tasks.put(None)
 
 
