@@ -36,7 +36,7 @@ class Device(Protocol):
         """The device's name for users, such as 'cuda:0'."""
 
     def allocate(self, size_bytes: int, pinned: bool) -> HostMemory:
-        """Allocate host memory. Copies to and from `pinned` memory are asynchronous. MemoryError."""
+        """Allocate host memory. Copies to and from `pinned` memory are asynchronous. Raises MemoryError."""
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         """Return a new array with the dtype of `like`, allocated in this thread's current stream."""
@@ -104,8 +104,8 @@ class HostPool:
     """The host memory for copies to and from one device. Thread-safe.
 
     Copies are asynchronous and fast with pinned memory. Because the system cannot page it out, PINNED_BYTES_MAX limits
-    it; beyond that limit, blocks are ordinary memory. An op never waits for memory, because two peers that waited for
-    different ops would deadlock. Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX.
+    it; beyond that limit, blocks are ordinary memory. An op never waits for memory, because two peers whose waits
+    depend on different ops could deadlock. Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX.
     """
 
     def __init__(self, device: Device) -> None:
@@ -114,10 +114,10 @@ class HostPool:
         self._returned: deque[_Memory] = deque()
         self._idle: defaultdict[int, list[_Memory]] = defaultdict(list)
         self._pinned: WeakSet[_Memory] = WeakSet()
-        """All pinned memory, in use and idle."""
+        """All pinned memory, whether in use or idle."""
 
     def take(self, size_bytes: int) -> Block:
-        """Return a block of at least `size_bytes`, pinned if the limit allows it. MemoryError."""
+        """Return a block of at least `size_bytes`, pinned if the limit allows it. Raises MemoryError."""
         step = max(SIZE_MIN, 1 << max(0, size_bytes - 1).bit_length() >> 3)
         size = max(1, -(-size_bytes // step)) * step
         with self._lock:

@@ -6,8 +6,8 @@ an ordinary op. An abort leaves the device's arrays unchanged.
 The copy to the host waits for the launching thread's current stream; the copy back uses the current stream of the
 waiting thread. One thread per device allocates memory and waits for copies, in the order of launches.
 
-A device error before the op has begun fails the op on all peers. After a device error that follows the verdict, this
-peer leaves the run, because its arrays differ from those of the other peers.
+If the device fails before the op begins, the op fails on all peers. If it fails after the verdict, this peer leaves the
+run, because its arrays differ from those of the other peers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StagedArrays:
     recv_bytes: int | None
     """Size of the result; None if this peer does not receive."""
     is_in_place: bool = False
-    """Whether one block of host memory is used for both."""
+    """Whether one block of host memory is used for both sending and receiving."""
     parts: tuple[Sequence[int], Sequence[int]] | None = None
     """As in `Buffers`."""
 

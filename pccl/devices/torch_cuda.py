@@ -1,4 +1,4 @@
-"""The `Device` for torch tensors on CUDA. torch is not imported but taken from the program's modules."""
+"""The `Device` for torch tensors on CUDA. torch is taken from `sys.modules`, not imported."""
 
 from __future__ import annotations
 

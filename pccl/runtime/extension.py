@@ -26,7 +26,7 @@ def _what_to_do() -> str:
 
 
 def _import_installed() -> None:
-    """Import `pccl._native` from an installed pccl for use by this source tree. ImportError if none is installed."""
+    """Import `pccl._native` from an installed pccl for this source tree. Raises ImportError if none is installed."""
     others = [Path(entry, PACKAGE.name) for entry in sys.path]
     spec = PathFinder.find_spec("pccl._native", [str(each) for each in others if each.resolve() != PACKAGE])
     if spec is None or spec.loader is None:

@@ -54,7 +54,7 @@ class Engine:
     """A session's engine. Methods must be called by one thread at a time, except `stats` and `records`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
-        """Start one thread. OSError if the system denies the thread or another resource."""
+        """Start one thread. Raises OSError if the system denies the thread or another resource."""
         self._group = group
         self._segment_bytes = segment_bytes
         self._force_poll = force_poll
@@ -76,7 +76,7 @@ class Engine:
         self._handle = handle
         self._threads = threads
         self._views = [self._new_path(number) for number in range(threads)]
-        """The threads' fast paths, through which even a closed engine can be queried. That takes no Python lock, as
+        """The threads' fast paths, through which even a closed engine can be queried. No Python lock is taken, as
         a signal handler that closes the communicator might interrupt the lock's holder."""
 
     def divide(self, threads: int) -> None:
@@ -134,7 +134,7 @@ class Engine:
         self._request.fill(launch, spec)
 
     def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """Start an op. ValueError, RootLostError or MemoryError if the engine does not accept it."""
+        """Start an op. Raises ValueError, RootLostError or MemoryError if the engine does not accept it."""
         request, threads = self._request, self._threads
         request.fill(launch, spec)
         slices = request.slices(threads) if threads > 1 else 1
@@ -157,7 +157,7 @@ class Engine:
         self._call(lib.pccl_engines_detach, op)
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
-        """Drop the data received for these uses of a tag, which will not be submitted here."""
+        """Drop the data received for these uses of a tag, because their ops will not be submitted here."""
         last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
         self._call(lib.pccl_engines_forget_ops, last, len(uses))
 
@@ -201,7 +201,7 @@ class Engine:
         return found
 
     def wake(self) -> None:
-        """Make one of `event_fds` readable. Any thread."""
+        """Make one of `event_fds` readable. Thread-safe."""
         views = self._views
         if views:
             lib.pccl_fast_path_wake_owner(views[0])
@@ -219,7 +219,7 @@ class Engine:
         total = {name: sum(stats[name] for stats in all_stats) for name in _STATS_FIELDS}
         for name in ("op_wait_us", "late_ms"):
             total[name] = max(stats[name] for stats in all_stats)
-        # The threads work on an op's slices at the same time, but the times of whole ops add up.
+        # Threads work on an op's slices concurrently, so take the maximum. The times of unsliced ops are summed.
         del total["in_slices_us"]
         total["in_ops_us"] += max(stats["in_slices_us"] for stats in all_stats)
         return total
@@ -234,7 +234,7 @@ class Engine:
         return found
 
     def _call(self, function: Callable[..., int], *args: Any) -> None:
-        """Call a function of the C library for this engine. EngineFailedError if it is closed."""
+        """Call a function of the C library for this engine. Raises EngineFailedError if it is closed."""
         handle = self._handle
         if handle == ffi.NULL:
             raise EngineFailedError(CLOSED)
@@ -337,9 +337,9 @@ class StagedOps:
 
 
 COMPLETED: int = lib.PCCL_FAST_PATH_COMPLETED
-"""The op is committed and its buffers are the caller's."""
+"""The op is committed, and its buffers belong to the caller again."""
 HANDED_OVER: int = lib.PCCL_FAST_PATH_HANDED_OVER
-"""The op is in flight and now belongs to the session, to which OpHandedOver reports it."""
+"""The op is in flight and now belongs to the session, which receives OpHandedOver."""
 
 
 class EngineFastPath:
@@ -366,8 +366,8 @@ class EngineFastPath:
     def run(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> tuple[int, int, int]:
         """Submit an op and wait for its end, at most `wait_ms`. No signal handler runs during the wait.
 
-        Return COMPLETED, HANDED_OVER, or another number if the path was closed before the op was submitted, followed
-        by the numbers of bytes sent and received.
+        Return the outcome and the numbers of bytes sent and received. The outcome is COMPLETED, HANDED_OVER, or
+        another number if the path was closed before the op was submitted.
         """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)

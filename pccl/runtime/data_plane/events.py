@@ -18,7 +18,7 @@ from pccl.types import Collective
 
 
 class EngineFailedError(Exception):
-    """An engine has failed, and this machine or this process is the cause."""
+    """An engine has failed because of this machine or process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class OpFrozen:
 
 @dataclass(frozen=True, slots=True)
 class StepMismatch:
-    """The steps that two peers passed to an op differ. None means that a peer passed none."""
+    """Two peers passed different steps to an op. None stands for a peer that passed no step."""
 
     verb: str
-    """The verb before the step in the text."""
+    """The verb that precedes the step in the text."""
     mine: int | None
     theirs: int | None
 
@@ -98,7 +98,7 @@ class OpMismatch:
     mine: str
     theirs: str
     rank: int | None = None
-    """The other peer's rank. If it is this peer's own rank or None, the other peer is at the other end of the link."""
+    """The other peer's rank. None or this peer's own rank means the peer at the other end of the link."""
     is_other_call: bool = False
     """Whether the peers called different collectives, rather than the same one with different arguments."""
     size_bytes: tuple[int, int] = (0, 0)
@@ -173,12 +173,12 @@ class LinkCounters:
     unacked_bytes: int = 0
     """Current number of unacknowledged bytes on all connections."""
     round_trip_us: int = 0
-    """The current round trip, the longest of all connections; the next field is the shortest ever seen."""
+    """The longest current round trip of all connections; the next field is the shortest ever measured."""
     round_trip_us_min: int = 0
     unheard_ops: int = 0
     """Number of ops that the peer has not announced here."""
     inbound_ops: int = 0
-    """Number of ops that lack data from the peer or forwarded by it."""
+    """Number of ops that lack data sent or forwarded by the peer."""
     undone_ops: int = 0
     """Number of ops that are done here but lack the peer's DONE."""
 

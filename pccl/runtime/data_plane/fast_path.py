@@ -1,8 +1,8 @@
 """Small ops that the caller's thread runs itself, without the trio thread.
 
-A launched op needs four hand-overs: from the caller to the trio thread, to the engine, to the trio thread and back to
-the caller. Small ops use the engine's fast path instead (native/src/fast_path.h): the caller submits the op and waits
-until all participants are done, and the session is notified later. Rules:
+A launched op is handed over four times: from the caller to the trio thread, to the engine, back to the trio thread, and
+back to the caller. Small ops use the engine's fast path instead (native/src/fast_path.h): the caller submits the op and
+waits until all participants are done, and the session is notified later. Rules:
 
 1. The session opens the fast path while its machine has a `plain_start`. Before it passes the machine any input that
    affects ops, such as a message from the master, it closes the fast path and reports all ops that used it to the
@@ -14,10 +14,10 @@ until all participants are done, and the session is notified later. Rules:
 3. The machine launches a tag's first op in an epoch. When it launches a later one, ops on the fast path are already
    counted (see the order of events in `session.ops`).
 4. A caller may also start an op and wait later, or never (`start`). If a caller is waiting when the engine completes
-   the op, the caller ends it; otherwise the session is notified and ends it. A caller gives an op up through the
-   session, which closes the path first; if the op is not over then, it belongs to the session.
+   the op, the caller ends it; otherwise the session is notified and ends it. To give an op up, a caller asks the
+   session, which first closes the path; if the op is still not over, the session owns it.
 5. A signal handler may raise at any moment in the caller's thread. Before the single call that submits it, the op does
-   not exist; afterwards, the session is notified of it as of any other op.
+   not exist; afterwards, it is reported to the session like any other op.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class FastPath:
         return True
 
     def in_ops_ns(self) -> int:
-        """Return the time that the engine has spent in ops, like its `in_ops_us`. Any thread."""
+        """Return the time that the engine has spent in ops, like its `in_ops_us`. Thread-safe."""
         if len(self._paths) == 1:
             return self._paths[0].in_ops_ns(of_slices=False)
         slices = max((path.in_ops_ns(of_slices=True) for path in self._paths), default=0)
@@ -133,7 +133,7 @@ class FastPath:
         return op
 
     def has(self, op: PendingOp) -> bool:
-        """Return whether an op may have been submitted here without the session having handled its events yet."""
+        """Return whether an op may have been submitted here and the session has not handled its events yet."""
         return op.op in self._running
 
     def drop(self, op: PendingOp) -> None:
@@ -146,7 +146,7 @@ class FastPath:
 
     def run(self, op: PendingOp, waits: bool = True) -> bool:
         """Run a new op whose tag the caller has claimed. Return False if the op must be launched by the session.
-        Otherwise it is over, handed over to the session or, if not `waits`, started."""
+        Otherwise the op is over, belongs to the session or, if `waits` is false, has been started."""
         opening, spec = self._opening, op.spec
         assert spec is not None
         if opening is None or spec.source is not None:

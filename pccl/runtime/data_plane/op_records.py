@@ -124,7 +124,7 @@ def joined(
     outcome = max(row.outcome for row in rows) if ended_ns else lib.PCCL_RECORD_OPEN
     result = {lib.PCCL_RECORD_COMMITTED: "SUCCESS", lib.PCCL_RECORD_ABORTED: "ABORTED"}.get(outcome, "")
     reason, agreed_ns = "", all_by("completed_ns")
-    if launch is None and agreed_ns and result != "ABORTED":  # fast path: the caller continues first
+    if launch is None and agreed_ns and result != "ABORTED":  # fast path: the caller continues before the op's end
         ended_ns, result = agreed_ns, "SUCCESS"
     if launch is not None:
         if launch.launched_ns:

@@ -1,4 +1,4 @@
-"""Fills a `pccl_op_request` of the C library from the caller's spec and the machine's launch."""
+"""Fills in a `pccl_op_request` of the C library from the caller's spec and the machine's launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXCHANGES = (Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
 
 
 class OpRequest:
-    """A `pccl_op_request` that is filled for each op. For one thread at a time."""
+    """A `pccl_op_request` that is filled in for each op. For use by one thread at a time."""
 
     def __init__(self, group: int, segment_bytes: int = 0) -> None:
         """If `segment_bytes` is 0, each op's size determines it."""
@@ -28,15 +28,15 @@ class OpRequest:
         self._spread_count = 0
         self._launch: SubmitOp | None = None
         self._kind: tuple[Any, ...] = ()
-        """The arguments, except the memory, of the op for which the request was last filled."""
+        """The arguments, except the memory, of the op for which the request was last filled in."""
         self.count = 0
         """Number of elements of the op."""
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
     def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers, op: int, tag: int) -> bool:
-        """Fill the request, with the given op number and tag. If only the memory differs from the last op, this takes a
-        tenth of the time and returns False."""
+        """Fill in the request with this op number and tag. Return False if only the memory differs from the last op;
+        this takes a tenth of the time."""
         kind = (
             spec.collective,
             buffers.count,
@@ -65,8 +65,8 @@ class OpRequest:
         return True
 
     def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
-        """Fill the request; `buffers` replace those of `spec`. ValueError if the algorithm needs links that are
-        missing; ValueError and RootLostError as in `Placement.place` and `Root.rank_in`."""
+        """Fill in the request; `buffers` replace those of `spec`. Raises ValueError if the algorithm needs missing
+        links, and ValueError or RootLostError as in `Placement.place` and `Root.rank_in`."""
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
         self._launch, self._kind = None, ()
@@ -81,7 +81,7 @@ class OpRequest:
         shape.collective = spec.collective
         shape.root = spec.root.rank_in(launch.ring) if spec.root is not None else 0
         shape.count = self.count = buffers.count
-        # Sized as if each rank had a chunk, because a broadcast's only chunk is its whole array.
+        # Count one chunk per rank, because a broadcast's only chunk is its whole array.
         is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
         self._spread_count = buffers.count * (world_size if is_whole else 1)
         if spec.collective is Collective.ALL_TO_ALL:  # no rank knows the sizes of all parts, so none is assumed
@@ -157,7 +157,7 @@ def _addresses(parts: Sequence[int] | None) -> Any:
     return ffi.NULL if parts is None else ffi.new("void *[]", [ffi.cast("void *", part) for part in parts])
 
 
-# Peers compare the shapes of ops. An array's dimensions become a number, and a `pccl_op_shape` becomes text for errors.
+# Peers compare the shapes of their ops. Dimensions are encoded as a number; errors show a `pccl_op_shape` as text.
 #
 # Dimensions, and the dtype of an array that is sent as bytes, are encoded as a number of 64 bits:
 #

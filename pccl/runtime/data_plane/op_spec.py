@@ -41,17 +41,17 @@ class Placement(Protocol):
     """Buffers whose sizes depend on the participants, which are known only when the op starts."""
 
     def place(self, rank: int, world_size: int) -> Buffers:
-        """Return the buffers, with the engine's `count`. ValueError if the caller's arrays do not fit."""
+        """Return the buffers, with the engine's `count`. Raises ValueError if the caller's arrays do not fit."""
 
 
 class Source(Protocol):
     """Arrays that the engine cannot read, for one launch of an op."""
 
     def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
-        """Start copying the input to host memory. `arrived` gets the buffers or the error, in any thread."""
+        """Start copying the input to host memory. `arrived` is called in any thread with the buffers or error."""
 
     def abandon(self) -> None:
-        """Skip the copies that have not been made yet."""
+        """Skip the copies that have not started yet."""
 
     def release(self, released: Callable[[], None]) -> None:
         """Call `released` once, in any thread, when the caller's arrays are no longer read."""
@@ -72,7 +72,7 @@ class Root(NamedTuple):
     """0 if the rank did not exist."""
 
     def rank_in(self, ring: Sequence[int]) -> int:
-        """Return the root's rank in this ring. ValueError if the rank did not exist, RootLostError if it has left."""
+        """Return the root's rank in `ring`. Raises ValueError if it never existed, RootLostError if it has left."""
         if self.peer == 0:
             raise ValueError(f"rank {self.rank} does not exist in a group of {len(ring)} peers")
         if self.peer not in ring:
@@ -126,6 +126,6 @@ class OpSpec(NamedTuple):
         return self if self.new_source is None else self._replace(source=self.new_source(), new_source=None)
 
     def placed(self, rank: int, world_size: int) -> OpSpec:
-        """Return the spec with buffers for this many peers. ValueError as in `Placement.place`."""
+        """Return the spec with buffers for this many peers. Raises ValueError as in `Placement.place`."""
         buffers = self.buffers
         return self if isinstance(buffers, Buffers) else self._replace(buffers=buffers.place(rank, world_size))

@@ -27,7 +27,7 @@ class OverlappedWaits:
         self._in_ops_ns = in_ops_ns
         self._numbers = itertools.count(1)
         self._notes: deque[tuple[int, int, int]] = deque()
-        """A wait's number when it begins, minus that number when it ends, or JOINED; then the time on both clocks."""
+        """Waits that begin (number, both clocks) or end (-number, both clocks), and joins (JOINED, duration, 0)."""
         self._taking = threading.Lock()
         self._begun: dict[int, int] = {}
         """The time when each open wait began."""
@@ -44,11 +44,11 @@ class OverlappedWaits:
         self._notes.append((number, time.monotonic_ns(), self._in_ops_ns()))
 
     def end(self, number: int) -> None:
-        """Note the end of a wait. This has no effect if the wait has not begun."""
+        """Record the end of a wait. This has no effect if the wait has not begun."""
         self._notes.append((-number, time.monotonic_ns(), self._in_ops_ns()))
 
     def joined(self, began_ns: int) -> None:
-        """Note that a caller has waited for an op on the fast path since `began_ns`."""
+        """Record that a caller has waited for an op on the fast path since `began_ns`."""
         self._notes.append((JOINED, time.monotonic_ns() - began_ns, 0))
 
     def added_to(self, stats: dict[str, int]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from pccl.types import Result
 OpName = tuple[int, Pair | None]
 
 JOIN_S = 0.1
-"""A wait with a shorter timeout does not wait in the engine, because a wait there cannot be ended early."""
+"""Waits with a shorter timeout do not happen in the engine, where a wait cannot be ended early."""
 
 
 class Session(Protocol):
@@ -43,7 +43,7 @@ class PendingOp:
     """An op from its launch to its result. `wait` is for any thread, `async_wait` for trio and asyncio."""
 
     launched_ns = 0
-    """Launch time on the monotonic clock; the next field is the launching thread. 0 if the engine records them."""
+    """Monotonic launch time; the next field is the launching thread. Both are 0 if the engine records them."""
     caller = 0
     waits: OverlappedWaits | None = None
     """The session's waits, if the op's caller waits later; None if the engine times the op."""
@@ -67,7 +67,7 @@ class PendingOp:
         """Unique among the ops in flight."""
         self.result: OpResult | None = None
         self.is_committed = False
-        """Whether the engine has been told to commit the op; it then has the result."""
+        """Whether the engine has been told to commit the op and therefore has the result."""
         self.epoch: int | None = None
         """The op's epoch; None before it starts."""
         self.ring: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class PendingOp:
                 waits.end(number)
 
     def join_started(self) -> None:
-        """Wait in the engine for an op on the fast path. Afterwards the op is over unless it takes long."""
+        """Wait briefly in the engine for an op on the fast path. A long op may not be over on return."""
         join, waits = self.join, self.waits
         if join is None or self._over._is_set:
             return
@@ -154,7 +154,7 @@ class PendingOp:
         return self.result is not None and self.result.code is not Result.SUCCESS
 
     def reclaim(self) -> None:
-        """Wait until the arrays are the caller's again: unchanged, or with the result if the op was committed first.
+        """Wait until the caller owns the arrays again: unchanged, or with the result if the op was committed first.
         This waits for the engine but not for the network."""
         if not self.is_released:
             self._session.ask_for_release(self)
@@ -203,7 +203,7 @@ class PendingOp:
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the op is over, in the thread that ends it, or immediately if it is already over.
-        The callback must neither wait nor raise. Any thread."""
+        The callback must neither wait nor raise. Thread-safe."""
         self._callbacks.append(callback)
         if self._over.is_set():
             self._call_back()
@@ -213,11 +213,11 @@ class PendingOp:
             try:
                 callback = self._callbacks.pop()
             except IndexError:
-                return  # another thread was faster
+                return  # another thread has taken the last one
             callback()
 
     def whom(self) -> str:
-        """Return a description of the peers that the op waits for. Any thread."""
+        """Return a description of the peers that the op waits for. Thread-safe."""
         return self._session.whom(self)
 
     def note_written(self) -> None:
@@ -227,7 +227,7 @@ class PendingOp:
             written()
 
     def leave_run(self, reason: str) -> None:
-        """Leave the run because this peer lacks a result that the others have. Any thread."""
+        """Leave the run because this peer lacks a result that the others have. Thread-safe."""
         self._session.leave_for(reason)
 
     def release(self) -> None:

@@ -3,7 +3,7 @@
 `master.json` is the run's record (`protocol.failover.durable_state`); `lock` names the master that uses the directory.
 Only the files' owner can read them, because the record contains the run's secret. The record is replaced as a whole.
 The lock file is touched regularly, so the next master knows how long the directory was unused. If the default directory
-becomes unwritable, its record is removed and the run continues. With any other, the run pauses until it is writable.
+becomes unwritable, its record is removed and the run continues. If another does, the run pauses until it is writable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOCK = "lock"
 
 
 class StateError(Exception):
-    """The directory cannot be used; the text has its path and the reason."""
+    """The directory cannot be used; the text gives its path and the reason."""
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class StateDirectory:
             raise StateError(f"{path} cannot be read: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateError(
-                f"{path} is not a valid record ({error}); move it away if none of its run's peers is alive"
+                f"{path} is not a valid record ({error}); move the file aside if none of its run's peers is alive"
             ) from None
         if document.format != FORMAT:
             raise StateError(
@@ -156,7 +156,7 @@ class DurableEffects:
         self, state: StateDirectory | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
     ) -> None:
         """`perform` executes effects without waiting. `state` is closed with this object; if it is None, effects never
-        wait. Raises OSError if the system denies a thread."""
+        wait. Raises OSError if no thread can be started."""
         self.nursery: trio.Nursery | None = None
         """Runs the task that writes; set while the master serves."""
         self._state = state

@@ -217,7 +217,7 @@ BYTES_MAX = 256 << 20
 CALL_S = 3.0
 """Time limit for each dialed address."""
 UNSENT_BYTES_MAX = 4 << 20
-"""Unsent bytes to a checker above which its next request waits."""
+"""If more bytes than this are waiting to be sent to a checker, its next request waits."""
 CALL_BYTES = 16 * 2**10
 
 

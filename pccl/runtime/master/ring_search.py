@@ -8,8 +8,8 @@ For up to EXACT_PEERS_MAX peers the result is optimal: the Held-Karp dynamic pro
 and a binary search over grades finds the fastest possible slowest link.
 
 For more peers, a heuristic links peers greedily, best link first. It then replaces the worst link of the ring by
-reordering or reversing segments. This is repeated for several caps. Grades above the cap count as equal, so that
-links of lower latency are preferred. Finally, runs of up to RUN_PEERS_MAX peers move to where they shorten the ring.
+reordering or reversing segments. This is repeated with several caps on grades. Grades above the cap count as equal, so
+that links of lower latency are preferred. Last, runs of up to RUN_PEERS_MAX peers are moved if it improves the ring.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _mended(grades: Grades, order: list[int]) -> list[int]:
 
 
 def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
-    """Return an order without the link from the last node to the first, with all new links of a higher grade than
+    """Return an order without the link from the last node to the first, whose new links all have a higher grade than
     `above`. Return None if none was found."""
     # A B C becomes A C B, which adds the links from A to C, from C to B and from B to A.
     ends_of_a = _highest(grades[order[-1], order[1:-1]], above)

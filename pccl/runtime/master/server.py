@@ -1,4 +1,4 @@
-"""Runs a master over TCP. Two tasks per control connection read it and send its backlog; one task watches the clock.
+"""Runs a master over TCP. Each control connection has a reading and a sending task; one task watches the clock.
 
 A connection's first message makes it a session's control connection, a heartbeat connection, or a request
 (`requests`). If a control connection breaks, another one may continue its session (`codec.ControlSession`); the machine
@@ -138,7 +138,7 @@ class MasterServer:
         system: System = SYSTEM,
     ) -> None:
         """Take the arguments of `MasterNode`. `client_context` is used for TLS to the other masters. The server closes
-        `state`. Raises OSError if the `system` denies a thread."""
+        `state`. Raises OSError if the `system` cannot start a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context
@@ -183,7 +183,7 @@ class MasterServer:
         return port
 
     def forget_after_fork(self) -> None:
-        """Close a forked child's copies, so that peers still notice when the parent dies."""
+        """Close a forked child's copies of the sockets, so that peers still notice when the parent dies."""
         self._listener.close()
         self._heartbeat_thread.forget_after_fork()
         self._effects.forget_after_fork()
@@ -545,7 +545,7 @@ class MasterServer:
                 self._execute(self._machine.tick(self._alive_now()))
 
 
-# A standby requests the status of the other masters, but only logs the result and sends it to newcomers.
+# A standby requests the other masters' status. It only logs the result and sends it to newcomers.
 
 SILENT = "no answer from "
 
@@ -595,7 +595,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
 ) -> tuple[str, str | None]:
-    """Return a description of a master, and its run: "" if it leads none, None if it does not answer."""
+    """Return a description of a master, and its run, which is "" if it leads none and None if it does not answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):

@@ -35,7 +35,7 @@ class Unauthenticated:
         return len(self._source_of)
 
     def enter(self, host: str, drop: Callable[[], object]) -> int:
-        """Add a connection from `host`, which `drop` ends, and return its number for `leave`."""
+        """Add a connection from `host` and return its number for `leave`. `drop` ends the connection."""
         number = self._next
         self._next += 1
         source = source_of(host)

@@ -6,7 +6,7 @@ address with the one at which it reached the master.
 `MasterAddresses` searches for a master. Time and random numbers are arguments:
 
 1. A round tries all addresses, in the same order for all peers, so that they meet at the same master.
-2. Peers wait longest at the first master in a round that is gathering peers, and only briefly at the others.
+2. In a round, peers wait longest at the first master that is gathering peers, and only briefly at the others.
 3. A round takes no longer than a majority waits for the remaining peers.
 4. Rounds are at most PAUSE_S_MAX apart. The first pauses are shorter, so that a restarted master is found quickly.
 """

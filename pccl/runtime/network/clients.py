@@ -49,11 +49,11 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):  # noqa: N818 - named after what happened
-    """A master did not answer or refused; the text has its address and the reason."""
+    """A master did not answer or refused the request; the text gives its address and the reason."""
 
 
 class Refused(Exception):  # noqa: N818 - named after what happened
-    """The master has refused; the text is the reason."""
+    """The master has refused the request; the text is the reason."""
 
 
 def failure_of(error: Exception) -> str:
@@ -165,7 +165,7 @@ async def _ask_each(
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
-    """Return the leading master's status, or else any that arrives in time. Raises NoAnswer or trio.TooSlowError."""
+    """Return the leading master's status, or any other that arrives in time. Raises NoAnswer or trio.TooSlowError."""
     found: list[RunStatus] = []
 
     async def ask_one(index: int) -> bool:
@@ -258,7 +258,7 @@ class PathReport:
     segment_bytes: int = 0
     """Payload of the largest packets; 0 if the system does not report it."""
     full_size: str = ""
-    """Full-size packets get through in "both" directions, or are lost on the path "out" or "back"; "" if not tested."""
+    """Is "both" if full-size packets arrive both ways, "out" or "back" if that path loses them, or "" if untested."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Addresses of this host that the master dialed, each with the failure, or "" if it was reached."""
     up_bytes_per_s: float = 0.0
@@ -402,8 +402,8 @@ def _congestion_control(sock: socket.socket) -> tuple[str, bool]:
 
 
 async def _flood(connection: ControlConnection[m.ToChecker], send_bytes: int, reply_bytes: int) -> float:
-    """Return the bytes per second of one connection. The bytes in flight are at most half as many as have arrived, so
-    that a slow path drains quickly at the end."""
+    """Return the bytes per second of one connection. At most half as many bytes are in flight as have arrived, so that
+    a slow path drains quickly at the end."""
     block = m.CheckEcho(os.urandom(send_bytes), reply_bytes)
     each, in_flight, total = max(send_bytes, reply_bytes), 0, 0
     arrivals: list[tuple[float, int]] = []

@@ -1,6 +1,6 @@
-"""Outgoing connections. Unlike those of `trio.open_tcp_stream`, forked children close them (`threads.process`).
+"""Outgoing connections. Unlike with `trio.open_tcp_stream`, forked children close their copies (`threads.process`).
 
-As in RFC 8305, each address gets a head start of ATTEMPT_S over the next. A dialer's connection to itself is reset.
+As in RFC 8305, each address gets a head start of ATTEMPT_S over the next. A dialer resets a connection to itself.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def link_keys(keys: Keys | None) -> Any:
 
 
 class EncryptedStream:
-    """An encrypted `wire.ByteStream` over a connected socket. After a cancelled `send`, sending is impossible; a
+    """An encrypted `wire.ByteStream` over a connected socket. After a cancelled `send`, no more can be sent; a
     cancelled `recv_into` consumes no data."""
 
     def __init__(self, sock: trio.socket.SocketType, keys: Keys) -> None:

@@ -79,7 +79,7 @@ class HeartbeatThread:
             lib.pccl_heartbeat_remove(self._handle, connection)
 
     def quiet(self, seconds: float) -> list[int]:
-        """Return the connections, at most QUIET_MAX, that have been silent for `seconds`."""
+        """Return up to QUIET_MAX connections that have been silent for `seconds`."""
         if self._quiet is None:
             self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         count = lib.pccl_heartbeat_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)

@@ -55,7 +55,7 @@ _discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
 
 
 class LinkError(Exception):
-    """A connection to another peer could not be established; the text has the addresses and the reasons."""
+    """A connection to another peer could not be established; the text gives the addresses and the reasons."""
 
 
 @dataclass

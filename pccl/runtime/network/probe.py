@@ -2,7 +2,7 @@
 
 A probe opens as many separate connections as the link uses. Two PINGs on each measure the round trip. Then one side
 floods the connections for FLOOD_ROUND_TRIPS, but at least FLOOD_S_MIN and at most FLOOD_S_MAX. A receiving
-acceptor reports its byte count every REPORT_S. The rate excludes the first fifth of the bytes, while TCP windows grow.
+acceptor reports its byte count every REPORT_S. The rate excludes the first fifth of the bytes, when TCP windows grow.
 """
 
 from __future__ import annotations

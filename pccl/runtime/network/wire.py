@@ -40,7 +40,7 @@ KEEPALIVE_S_MAX = 32767
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 SEEN_BYTES_MAX = 512
-"""Number of a connection's first bytes that are kept, so that an error can name a foreign service."""
+"""Number of bytes kept from the start of a connection, so that an error can show a foreign service's answer."""
 SHOWN_MAX = 40
 PAGE_HEADER = "Pccl-Master-Port"
 """The HTTP header in the status page's answer to a peer that dials it by mistake."""
@@ -269,7 +269,7 @@ class ControlConnection(Generic[M]):
         return begins_tls(await self._receive_raw(socket.MSG_PEEK))
 
     async def start_tls(self, end: TlsEnd) -> None:
-        """Start TLS before anything is sent, or on the accepting side received. Raises TlsError or ConnectionLost."""
+        """Start TLS. Call it before anything is sent or, if accepting, received. Raises TlsError or ConnectionLost."""
         received = b""
         while not end.is_established:
             try:
@@ -349,7 +349,7 @@ class ControlConnection(Generic[M]):
 async def dial_control(
     host: str, port: int, expected: Any, dial: Dial = dial_tcp, limit_s: float = inf
 ) -> ControlConnection[Any]:
-    """Return a connection for messages in the union `expected`. Raises ConnectionLost, also after `limit_s`."""
+    """Return a connection for messages in the union `expected`. Raises ConnectionLost on failure or after `limit_s`."""
     sock: socket.socket | None = None
     try:
         with trio.fail_after(limit_s):
@@ -359,7 +359,7 @@ async def dial_control(
         raise ConnectionLost(f"no answer to a connection within {limit_s:.2g} s: {NO_ANSWER_MEANS}") from None
     except OSError as error:
         if sock is not None:
-            sock.close()  # the listener has died in between
+            sock.close()  # the listener has died in the meantime
         is_refused = error.errno == errno.ECONNREFUSED
         raise ConnectionLost(error.strerror or str(error), is_refused) from None
 

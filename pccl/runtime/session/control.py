@@ -5,7 +5,7 @@ the machine noticing. The master is lost
 
 1. if it does not know the session;
 2. if reconnecting fails for a peer timeout, or for half of `master_timeout_s` if that is shorter;
-3. immediately, if there are other masters to try, its port is closed and its heartbeats have ended.
+3. immediately, if its port is closed, its heartbeats have ended, and there are other masters to try.
 
 The peer then searches for another master at all addresses in turn (`MasterAddresses`), while the engine continues. A
 peer that finds none within `master_timeout_s` gives up.
@@ -45,7 +45,7 @@ REATTACH_PAUSE_S_MIN = 0.02
 REATTACH_PAUSE_S_MAX = 0.5
 
 _jitter = random.SystemRandom()
-"""A random source that does not affect the program's own random numbers, which it may have seeded."""
+"""A separate random source, because the program may have seeded the global one."""
 
 
 class Control(Part):
@@ -85,7 +85,7 @@ class Control(Part):
         self._lifetime.at_end(lambda _: self.answered.set())
 
     def account(self) -> str:
-        """Return how the last attempt at each master failed; empty if no attempt has ended."""
+        """Return a description of how the last attempt at each master failed; empty if no attempt has ended."""
         return self._masters.failures()
 
     async def until_master_speaks(self) -> None:
@@ -93,7 +93,7 @@ class Control(Part):
         await self._heard.wait()
 
     async def follow_masters(self) -> None:
-        """Communicate with one master after the other until the session is over."""
+        """Communicate with one master after another until the session is over."""
         while True:
             self._attending = trio.CancelScope()
             self._start_sender()
@@ -166,7 +166,7 @@ class Control(Part):
                 self._heard = trio.Event()
 
     def _deliver(self, machine: Peer, messages: list[m.MasterMessage]) -> str:
-        """Pass the master's messages to the machine. Return why this master is unusable, or "". ProtocolError."""
+        """Pass the messages to the machine. Return why the master is unusable, or "". Raises ProtocolError."""
         for message in messages:
             if isinstance(message, m.RecordingRequest):
                 self._recording_parts.asked(message)
@@ -175,7 +175,7 @@ class Control(Part):
                 return f"refused: {message.reason}"
             machine.received(message)
             if isinstance(message, m.StartOver):
-                # As a newcomer again, ask all masters again: earlier refusals do not show that no master leads a run.
+                # Ask all masters again, because earlier refusals do not show that no master leads a run.
                 self._masters = self._masters.restarted()
             if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
                 refused = "refused: " if isinstance(message, m.Goodbye) else ""
@@ -245,7 +245,7 @@ class Control(Part):
         return answer
 
     def welcomed(self, timeout_s: float) -> None:
-        """Note that a master has accepted this peer into a run with this peer timeout."""
+        """Record that a master has accepted this peer into a run with this peer timeout."""
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -286,8 +286,8 @@ class Control(Part):
         return failure
 
     async def _dial_again(self, session: ControlSession) -> ControlConnection[m.MasterMessage]:
-        """Return a connection that continues the session. ConnectionLost, or another error if the master does not know
-        the session."""
+        """Return a connection that continues the session. Raises ConnectionLost, or another error if the master does
+        not know the session."""
         options, facts = self._options, self._driver.facts
         master = self._master
         connection = await dial_control(master.host, master.port, m.MasterMessage, options.system.dial, DIAL_S)
@@ -413,7 +413,7 @@ class Heartbeats(Part):
 
     async def _dial(self, master: Address, hello: m.HeartbeatHello) -> trio.socket.SocketType:
         """Return a connection to the master at this numeric address that has accepted `hello`.
-        ConnectionLost."""
+        Raises ConnectionLost."""
         system = self._options.system
         try:
             sock = system.stream(await system.dial(*master))
@@ -441,7 +441,7 @@ ASK_S = 2.0
 class CallReasons(Part):
     """Asks the master what group calls wait for. Only for the trio thread.
 
-    In a large run all peers wait for the same call, so each asks with a probability that limits them to about ASKERS.
+    In a large run all peers wait for the same call. Each asks with a probability that makes about ASKERS of them ask.
     """
 
     def __init__(self, shared: Shared, control: Control, world_size: Callable[[], int]) -> None:

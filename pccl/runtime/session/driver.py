@@ -196,7 +196,7 @@ class Lifetime:
         self.is_broken = False
         """Whether the session has a fault, so that its machine's state cannot be trusted."""
         self.ended = trio.Event()
-        """Set when the session has a failure."""
+        """Set when the session fails."""
         self.over = trio.Event()
         """Set when all tasks of this session have ended."""
         self.contain = Containment(self.break_off)
@@ -291,7 +291,7 @@ class SessionOptions:
     site_size: int = 0
     """Number of peers in the site; 0 if the peer belongs to none."""
     place: int = -1
-    """Place in the ring that this peer requests if it is one of the run's first peers; -1 if none."""
+    """The ring position that this peer requests if it is one of the run's first peers; -1 if none."""
     token: str = field(default="", repr=False)
     """The run's shared secret; empty if there is none."""
     encrypt: bool = False
@@ -316,7 +316,7 @@ class MasterConnection:
         self.met_at(connection, address)
 
     def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
-        """Note that this connection leads to the session's master, which is at this address from now on."""
+        """Record that this connection leads to the session's master, whose address is now `address`."""
         self.connection = connection
         self.address = address
         self.name = address[0]

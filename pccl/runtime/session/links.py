@@ -59,7 +59,7 @@ class Outbound(Part):
     async def dial(
         self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
     ) -> tuple[trio.socket.SocketType, Keys | None]:
-        """Return a single connection to another peer. LinkError."""
+        """Return a single connection to another peer. Raises LinkError."""
         options = self._options
         return await links.dial_within(member, self._master.host, opening, options.token, timeout_s, options.system)
 
@@ -302,7 +302,7 @@ class Inbound(Part):
     async def _welcome(
         self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None
     ) -> Callable[[], Awaitable[None]] | None:
-        """Accept or reject a connection. Return a function that serves it, if it must be served."""
+        """Accept or reject a connection. Return a function that serves it, or None if it needs no service."""
         refusal = self._refusal(opening, keys)
         if refusal is None and isinstance(opening, m.LinkHello):
             offered = await self._offer(opening)

@@ -6,7 +6,7 @@ before its verdict is known; the op's tag stays in use until the verdict.
 
 1. The queues have no lock, because a signal handler that closes the communicator may interrupt a launch and then waits
    for the trio thread.
-2. At any moment an op is in a queue, in the table, on the fast path, or over, so that ending the session finds it.
+2. At any moment an op is in a queue, in the table, on the fast path, or over. So the end of the session misses none.
 3. Ops with the same tag reach the machine in the order of the tag's uses. Before the tag of an op on the fast path
    becomes free, the engine's events report the op. So `_take` first notes the lengths of the queues, then reads the
    events, and takes no more launches than noted, so that the predecessor of each is already counted.
@@ -78,7 +78,7 @@ class Ops:
         recorder: FlightRecorder,
         table: dict[int, PendingOp],
     ) -> None:
-        """`table` will hold the ops that the machine has or is about to get, by number."""
+        """`table` maps numbers to the ops that the machine knows or is about to get."""
         self.driver: Driver
         """Set by the session before the first op."""
         self.table = table
@@ -130,7 +130,7 @@ class Ops:
         return PendingOp(next(self._numbers), spec if spec.new_source is None else spec.launched(), self)
 
     def launch(self, op: PendingOp) -> None:
-        """Launch an op. SessionError if its tag is in flight or the session is over."""
+        """Launch an op. Raises SessionError if its tag is in flight or the session is over."""
         self._claim_tag(op)
         self._enqueue(op)
 
@@ -251,7 +251,7 @@ class Ops:
         self.table.pop(op.op, None)
 
     def _take(self) -> None:
-        """Pass the contents of the queues to the machine. trio calls this and would end on an exception."""
+        """Pass the contents of the queues to the machine. Called by trio, whose run would end if this raised."""
         with self._lifetime.contain:
             releases, cancels, launches = len(self._releases), len(self._cancelled), len(self._launched)
             if self._lifetime.failure is None:

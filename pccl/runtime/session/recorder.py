@@ -1,4 +1,4 @@
-"""A session's flight recorder (a timed history of its last ops, links and calls), its dumps, and its parts for traces.
+"""Records a session's most recent ops, links and calls (the flight recorder), and supplies dumps and traces.
 
 The engine records ops (native/src/recorder.h), because ops on the fast path never reach the session. The session
 records everything else, including the launch and the end of ops that went through the machine. The recorder observes
@@ -6,7 +6,7 @@ effects and events alongside their handlers (`noting`). Each kind is kept in a r
 joins the two by op name; it runs in a separate thread and copies each buffer in one step.
 
 With PCCL_TRACE_DIR in the environment, a session also writes its recording to one file there when an op fails, when one
-has been in flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. The last FILES_KEPT files of
+has been in flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. The newest FILES_KEPT files of
 each host are kept.
 """
 
@@ -41,13 +41,13 @@ from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
 EVENTS_KEPT = min(1024, RECORDS)
-"""Number of events kept. As many group calls are kept separately, because a loop may make one in each step."""
+"""Number of events kept. The same number of group calls is kept separately, because a loop may make many."""
 SAMPLES_KEPT = min(4096, RECORDS)
 """Number of link samples kept."""
 RINGS_KEPT = 256
 """Number of epochs whose rings are kept."""
 LINKS_KEPT = 256
-"""Number of closed links whose peers are remembered, because their last counters may arrive later."""
+"""Number of closed links whose peers are remembered, because their final counters may arrive later."""
 TEXT_CHARACTERS_MAX = 500
 
 
@@ -108,14 +108,14 @@ class FlightRecorder:
         return found
 
     def note(self, kind: str, text: str, duration_ns: int = 0, **about: int) -> None:
-        """Note an event that ends now."""
+        """Record an event that ends now."""
         at_ns = time.monotonic_ns() - duration_ns
         events = self._calls if kind == "call" else self._events
         events.append(RecordedEvent(at_ns, kind, encodable(text[:TEXT_CHARACTERS_MAX]), duration_ns, about))
 
     @contextmanager
     def call(self, kind: str) -> Iterator[None]:
-        """Note a group call made within this context."""
+        """Record a group call made within this context."""
         began_ns = time.monotonic_ns()
         failure = ""
         try:
@@ -346,7 +346,7 @@ class Dumps:
         return path
 
     def _remove_oldest(self, host: str) -> None:
-        """Remove a host's oldest files, including partial files left by killed processes. OSError."""
+        """Remove a host's oldest files, including partial files left by killed processes. Raises OSError."""
         own = re.compile(rf"pccl-\w*-peer-\d+-{re.escape(host)}-\d+\.(json|part)")
         found = [
             (each.stat().st_mtime_ns, each.path) for each in os.scandir(self._directory) if own.fullmatch(each.name)
@@ -373,7 +373,7 @@ class RecordingParts(Part):
         super().__init__(shared)
         self._take = take
         self._packed: dict[int, bytes] = {}
-        """The recordings for the last traces that have not been fetched completely."""
+        """The recordings for the most recent traces that have not been fetched completely."""
 
     def asked(self, request: m.RecordingRequest) -> None:
         """Answer a request from the master, immediately or from a task."""

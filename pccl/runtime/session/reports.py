@@ -27,7 +27,7 @@ from pccl.protocol.wait_reasons import (
 from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 0.5
-"""Time between reports. With 16 peers on its two cores, a master uses 2.9 % of a core, or 2.0 % with 2 s."""
+"""Time between reports. On a two-core host with 16 peers, the master uses 2.9 % of a core (2.0 % with 2 s)."""
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
 REPEATS = 10
@@ -117,7 +117,7 @@ class WorkCounters:
         self._links.pop(link, None)
 
     def waits(self) -> dict[int, LinkWait]:
-        """Return, from the last counters, what ops wait for from each linked peer. Any thread."""
+        """Return what ops wait for from each linked peer, based on the latest counters. Thread-safe."""
         return {link.peer: link.wait() for link in list(self._links.values())}
 
     def report(self, stats: Mapping[str, int], term: int = 1, now: float = 0.0) -> Report | None:
@@ -144,7 +144,7 @@ class WorkCounters:
         return msgspec.structs.replace(made, at_ms=round(now * 1000))
 
 
-# Warnings about ops that take long.
+# Warnings about ops that take a long time.
 
 TAGS_NAMED_MAX = 4
 SINGLE_MAX = 16
@@ -200,8 +200,8 @@ class LongWaits:
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
     def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
-        """Return a description of the peers that an op waits for, from the last counters. `awaited` are participants
-        known not to have launched it; if it is None, the counters are not narrowed to one op. Any thread."""
+        """Return a description of the peers that an op waits for, from the latest counters. `awaited` are participants
+        known not to have launched it; if it is None, the counters are not narrowed to one op. Thread-safe."""
         waits = self._counters.waits()
         if pair is not None:
             return explain_pair(*pair, waits, self._name_of)

@@ -79,7 +79,7 @@ class PeerSession:
         self.view: View | None = None
         """The installed view. It is replaced as a whole, so any thread may read it."""
         self.losses: dict[int, str] = {}
-        """The last LOSSES_MAX peers that views have left out since this peer was accepted, each with the reason, oldest
+        """The most recent LOSSES_MAX peers removed from the view since this peer was accepted, with reasons, oldest
         first. Any thread may copy it."""
         self.left_out_by: dict[int, int] = {}
         """For each peer in `losses`, the number of the first view without it."""
@@ -184,7 +184,7 @@ class PeerSession:
 
     @property
     def hears_master(self) -> bool:
-        """Whether a master leads this peer. Any thread."""
+        """Whether a master leads this peer. Thread-safe."""
         return self._machine.is_led
 
     @property
@@ -208,11 +208,11 @@ class PeerSession:
         return machine.obstacle or ("" if machine.run else self._control.account())
 
     def named(self, peer: int) -> str:
-        """Return a peer's name for use in a sentence. Any thread."""
+        """Return a peer's name for use in a sentence. Thread-safe."""
         return peer_named(peer, self._options.name if peer == self._machine.peer else self._machine.name_of(peer))
 
     def whom(self, op: PendingOp) -> str:
-        """Return a description of the peers that an op waits for, from the last counters. Any thread."""
+        """Return a description of the peers that an op waits for, based on the latest counters. Thread-safe."""
         pair, view = op.name[1], self.view
         others = op.ring or (view.ring if view is not None else ())
         return self._long_waits.whom(
@@ -222,7 +222,7 @@ class PeerSession:
         )
 
     async def counted_whom(self, op: PendingOp) -> str:
-        """Do the same as `whom`, with new counters."""
+        """Do the same as `whom`, but fetch new counters first."""
         if self._lifetime.failure is not None:
             return self.whom(op)
         with suppress(MemoryError):
@@ -235,7 +235,7 @@ class PeerSession:
         return self.whom(op)
 
     def recording(self, since_ns: int) -> Recording:
-        """Return the flight recorder's contents, like `FlightRecorder.recording`. Any thread."""
+        """Return the flight recorder's contents, like `FlightRecorder.recording`. Thread-safe."""
         self._lifetime.require_alive()
         return self._recorder.recording(since_ns=since_ns)
 
@@ -383,7 +383,7 @@ class PeerSession:
 async def open_session(
     masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf"), seek_s: float = 0.0
 ) -> PeerSession:
-    """Connect to a master and create a session, whose `run` the caller must start. SessionError names the addresses.
+    """Connect to a master and create a session, whose `run` the caller must start. A SessionError names the addresses.
     An address that does not answer within `dial_s` is skipped. `seek_s` is passed to the session."""
     search = MasterAddresses(masters)
     connection: ControlConnection[m.MasterMessage] | None = None

@@ -21,7 +21,7 @@ from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
 
 Dial = Callable[[m.PeerInfo, m.PeerOpening, float], Awaitable[tuple[trio.socket.SocketType, Keys | None]]]
-"""A function that connects to another peer. LinkError."""
+"""A function that connects to another peer. Raises LinkError."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Syncing:
     scopes: list[trio.CancelScope] = field(default_factory=list)
 
     def plan_with(self, plan: m.SyncPlan) -> None:
-        """Start with a plan, or continue with that of a later master, keeping the state already received."""
+        """Start with a plan, or continue with a later master's plan, keeping the state already received."""
         self.plan = plan
         self.planned.set()
         self.planned = trio.Event()
@@ -81,7 +81,7 @@ class StateSync(Part):
         self._lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Make the group call with this peer's state and return the elected revision. SessionError. After an error or a
+        """Make the group call with this peer's state and return the elected revision. After an error or a
         cancellation, `transfer.overwritten` names the tensors that were overwritten."""
         self._lifetime.require_alive()
         if self.current is not None:
@@ -91,7 +91,7 @@ class StateSync(Part):
             encode(m.GroupCall(0, m.Kind.SYNC, offer))
         except ValueError as error:
             raise SessionError(
-                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list; join some: {error}"
+                Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list; combine some: {error}"
             ) from None
         syncing = self.current = Syncing(transfer)
         try:
@@ -102,7 +102,7 @@ class StateSync(Part):
             self._counters.state_fetched(transfer.rx_bytes)
 
     def lost(self, peer: int, reason: str) -> None:
-        """Note that a peer has left the run."""
+        """Record that a peer has left the run."""
         if self.current is not None:
             self.current.transfer.lost(peer, reason)
 
@@ -214,7 +214,7 @@ class GroupCalls(Part):
     async def make(
         self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
     ) -> int:
-        """Make a group call and return its value; for update_topology, the size of the group. SessionError.
+        """Make a group call and return its value; for update_topology, the size of the group. Raises SessionError.
 
         A cancellation removes the peer from the call and then propagates. But if the call has already taken effect, its
         value is returned instead. On a cancellation, `interrupted` is called before the peer is removed.

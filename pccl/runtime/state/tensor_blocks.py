@@ -94,7 +94,7 @@ class InPlace:
     view: memoryview
 
     def commit(self) -> None:
-        """The block already has its content."""
+        """Return immediately, because the block already has its content."""
 
 
 @dataclass(frozen=True)

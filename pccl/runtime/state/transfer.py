@@ -4,8 +4,8 @@ The payload bypasses the engine: Python passes memory views to the kernel, and h
 
 A `_Fetch` brings tensors to the content that block digests specify:
 
-1. Every donor sends the block digests, which must hash to the elected root. If there are many digests, they are
-   requested from one donor at a time until one has sent them.
+1. Donors send the block digests, which must hash to the elected root. If there are few digests, every donor sends them
+   immediately. Otherwise they are requested from one donor at a time until one has sent them.
 2. Blocks are received into their tensor and hashed. A block is done if its digest matches. Blocks of device tensors are
    hashed in host memory and then copied. A second copy of a block is received in a scratch block, so that a
    verified block is never overwritten. A donor gets more streams while they increase its speed.
@@ -15,9 +15,9 @@ A `_Fetch` brings tensors to the content that block digests specify:
 The fetch fails when no donor is left, but verified blocks are kept. Loose tensors are not in the root, so they are
 all fetched from the same donor, after the other tensors.
 
-`Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks will
-arrive within its *horizon*: the longer of a quarter of a second and three times its latency. At the end an idle stream
-requests a *late* block again if it can deliver it well before the streams that hold it (BitTorrent's endgame).
+`Schedule` chooses a donor for each block. A stream draws blocks from a common pool while its requested blocks are
+expected within its *horizon*: the longer of a quarter of a second and three times its latency. At the end, an idle
+stream requests a *late* block again if it expects it well before the streams that hold it do (BitTorrent's endgame).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class DonorStream:
         return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
 
     def wait_s(self, size: int) -> float:
-        """Return the expected time for `size` bytes. A silent stream is expected to stay silent that long again."""
+        """Return the expected time for `size` bytes, which is at least the time that the stream has been silent."""
         return max(self.silent_s, size / self.rate if self.rate else 0.0)
 
     def _add(self, block: Block, now: float) -> None:
@@ -347,7 +347,7 @@ class _Donor:
         """Runs the tasks of the donor's streams, once there are any."""
         self.streams = 1
         self.is_full = False
-        """Whether more streams would not make the donor faster."""
+        """Whether the donor would gain no speed from more streams."""
         self.rx_bytes = 0
         self._rate = 0.0
         self._windows = 0

@@ -2,12 +2,12 @@
 
 A process's heartbeats are sent by a thread that does not run Python (`network.heartbeat`), so that a busy process does
 not count as dead. That alone would hide a trio run that is blocked, for example by a logging handler. So a task in the
-run notes each *turn*, and heartbeats stop once the run has made no progress for
+run records each *turn*, and heartbeats stop once the run has made no progress for
 
-    HOLD_S          for any reason, because a library may hold the GIL temporarily.
-    peer timeout    (at least STILL_S_MIN) if a watching thread could run Python in that time, so that the run itself
-                    must be stuck. This applies only to pccl's own trio thread: in a user's program, the run makes no
-                    progress whenever one of the user's tasks computes.
+    HOLD_S          for any reason. It is long because a library may hold the GIL temporarily.
+    peer timeout    (at least STILL_S_MIN) if a watching thread could run Python in that time, which shows that the run
+                    itself is stuck. This applies only to pccl's own trio thread: in a user's program, the run makes no
+                    progress while one of the user's tasks computes.
 
 A peer timeout later, the other side detects that the process is silent.
 """
@@ -44,7 +44,7 @@ class Progress:
         self._interval_s = min(timeout_s / TURNS_PER_TIMEOUT, TURN_S_MAX)
 
     async def keep(self) -> None:
-        """Note the run's turns periodically until cancelled."""
+        """Record the run's turns periodically until cancelled."""
         with _watched(self.progress, self.still_s / LOOKS_PER_SPAN):
             while True:
                 lib.pccl_progress_turn(self.progress)
@@ -52,7 +52,7 @@ class Progress:
 
 
 class _Watch:
-    """The thread that watches trio runs, while there are any to watch."""
+    """The thread that watches trio runs, while there are runs to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -57,7 +57,7 @@ class HelperThread:
     """A thread that runs functions one after the other."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread. OSError if the system denies it."""
+        """Start the thread. Raises OSError if that fails."""
         self._tasks: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -80,7 +80,7 @@ class HelperThread:
         return task.value[0]
 
     def close(self) -> None:
-        """End the thread after the functions that it was given."""
+        """End the thread once it has run all functions that it was given."""
         self._tasks.put(None)
 
 

@@ -61,7 +61,7 @@ def asyncio_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def trio_run() -> trio.lowlevel.TrioToken | None:
-    """Return the trio run of the current coroutine, or None if it runs in asyncio. NoEventLoopError."""
+    """Return the trio run of the current coroutine, or None if it runs in asyncio. Raises NoEventLoopError."""
     if trio.lowlevel.in_trio_task():
         return trio.lowlevel.current_trio_token()
     if asyncio_loop() is None:
@@ -70,7 +70,7 @@ def trio_run() -> trio.lowlevel.TrioToken | None:
 
 
 def waker() -> Waker:
-    """Return a waker for the current coroutine. NoEventLoopError."""
+    """Return a waker for the current coroutine. Raises NoEventLoopError."""
     run = trio_run()
     if run is not None:
         return _TrioWaker(run)
@@ -175,7 +175,7 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
             break
     for latch in latches:
         if lock in latch._waiters:
-            with suppress(ValueError):  # `set` was faster
+            with suppress(ValueError):  # `set` has already removed it
                 latch._waiters.remove(lock)
     return any(map(_IS_SET, latches))
 
