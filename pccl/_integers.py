@@ -19,7 +19,7 @@ def as_int(name: str, given: Any, least: int | None = None, most: int | None = N
 
 
 def _index(given: Any) -> int | None:
-    """Return an integer's value, or None for anything else. torch's bools are refused although they have an index."""
+    """Return an integer's value, or None for anything else. Reject torch's bools, although they have an index."""
     if isinstance(given, bool) or str(getattr(given, "dtype", "")) == "torch.bool":
         return None
     try:

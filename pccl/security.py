@@ -31,7 +31,7 @@ def token(argument: str | None, func_name: str) -> str:
 
 
 def encryption(argument: Any, token: str, func_name: str) -> bool:
-    """Return whether peers encrypt traffic between them. INVALID_ARGUMENT if they should but cannot."""
+    """Return whether peers encrypt traffic between them. INVALID_ARGUMENT if encryption is requested but impossible."""
     origin = "encrypt=True"
     if argument is None:
         text = os.environ.get(ENCRYPT_VARIABLE, "").strip()

@@ -20,7 +20,7 @@ class Result(IntEnum):
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
-    """The communicator is not connected, was closed, or lives in a forked child."""
+    """The communicator is not connected, was closed, or is used in a forked child."""
     INTERNAL_ERROR = 2
     """A bug in pccl, or a device failure."""
     INVALID_ARGUMENT = 3
@@ -30,7 +30,7 @@ class Result(IntEnum):
     TOO_FEW_PEERS = 5
     """This peer is alone in its group."""
     MASTER_CONNECTION_FAILED = 6
-    """The master cannot be reached, refused or evicted this peer, or was lost."""
+    """The master was lost, cannot be reached, or has refused or evicted this peer."""
     RANK_CONNECTION_FAILED = 7
     """A link to another peer could not be established."""
     RANK_CONNECTION_LOST = 8
@@ -98,7 +98,7 @@ class ReduceAlgorithm(IntEnum):
 
 
 class DistributionHint(Enum):
-    """The expected distribution of values. Accepted but ignored, for scripts written for the reference library."""
+    """The expected distribution of values. It is ignored, and exists for scripts written for the reference library."""
 
     NONE = "none"
     NORMAL = "normal"
@@ -121,11 +121,11 @@ class SharedStateSyncStrategy(Enum):
     """A peer's role in a `sync_shared_state`."""
 
     ENFORCE_POPULAR = "enforce_popular"
-    """The peer votes for its own state. If that state is elected, the peer sends it; otherwise it is overwritten."""
+    """The peer votes for its own state. If elected, that state is sent to other peers; otherwise it is overwritten."""
     RECEIVE_ONLY = "receive_only"
     """The peer neither votes nor sends; it receives the elected state."""
     SEND_ONLY = "send_only"
-    """The peer votes and is never overwritten; if another state is elected, the call fails in the whole group."""
+    """The peer votes and keeps its state; if another state is elected, the call fails in the whole group."""
 
 
 class DataType(IntEnum):
@@ -237,7 +237,7 @@ class QuantizationOptions:
     Args:
         quantized_datatype: FLOAT16 or BFLOAT16 for CAST; otherwise UINT8, INT8, UINT16 or INT16.
         algorithm: MIN_MAX, ZERO_POINT_SCALE or CAST; NONE turns quantization off.
-        block_size: Elements that share a scale; 0 means 64 for 4-bit codes, else 256. CAST does not use blocks.
+        block_size: The number of elements that share a scale; 0 means 64 for 4-bit codes, else 256. CAST has none.
         bits: Bits per code. The default is the width of the datatype; 4 is possible with an 8-bit datatype.
         stochastic: Round up or down at random, so that errors average out over many ops.
         seed: A number in [0, 2**64) that seeds the random choices.
@@ -341,14 +341,14 @@ def _kind_of(array: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
-    """The result of a committed all_reduce on this peer. Byte counts are payload without frame headers."""
+    """The result of a committed all_reduce on this peer. Byte counts cover payload, not frame headers."""
 
     local_world_size: int
     """The number of peers that contributed to the result."""
     tx_bytes: int
     rx_bytes: int
     membership: Membership | None = field(default=None, compare=False)
-    """These peers, and this peer's rank among them. None for several ops with different peers."""
+    """These peers, and this peer's rank among them. None if several ops had different peers."""
     array: Any = field(default=None, compare=False)
     """The result as a new array, if `send` was a `jax.Array` and `recv` was left out."""
 
@@ -365,7 +365,7 @@ class ReduceInfo:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveInfo:
-    """The result of any other committed collective on this peer. Byte counts are payload without frame headers."""
+    """The result of any other committed collective on this peer. Byte counts cover payload, not frame headers."""
 
     membership: Membership
     """The peers that took part, and this peer's rank among them."""
@@ -389,7 +389,7 @@ class CollectiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """The result of a `sync_shared_state` on this peer. Byte counts are tensor contents without digests and headers."""
+    """The result of a `sync_shared_state` on this peer. Byte counts cover tensor contents, not digests or headers."""
 
     tx_bytes: int
     rx_bytes: int

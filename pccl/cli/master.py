@@ -66,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
     starts.add_argument("--resume", dest="start", action="store_const", const="resume", help=argparse.SUPPRESS)
     option("--tls-cert", metavar="FILE", help="use TLS with peers, with this certificate (PEM)")
     option("--tls-key", metavar="FILE", help="the certificate's key, if it is in another file")
-    help_text = "admit only peers whose certificate was signed by one in this file"
+    help_text = "admit only peers whose certificate was signed by a CA in this file"
     option("--tls-client-ca", metavar="FILE", help=help_text)
     parser.set_defaults(run=run)
 

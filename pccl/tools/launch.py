@@ -327,7 +327,7 @@ class Supervisor:
     # Stopping
 
     def _stop(self, number: signal.Signals) -> None:
-        """Ask the scripts to end, or the master if there are none. Remaining processes are killed after `grace_s`."""
+        """Ask the scripts to end, or the master if no script is left. Others are killed after `grace_s`."""
         self._stopping = True
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + self._options.grace_s
