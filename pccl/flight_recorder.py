@@ -108,7 +108,7 @@ def collect(
 def _checked_span(seconds: Any, func_name: str) -> float:
     given: Any = seconds
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= given < float("inf"):
-        what = f"seconds {seconds!r}: must be a number of seconds; 0 fetches everything that is recorded"
+        what = f"seconds must be a finite number of at least 0, not {seconds!r}; 0 fetches everything that is recorded"
         raise invalid(func_name, what)
     return float(min(given, SPAN_S_MAX))
 
@@ -128,7 +128,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         RecordingError: A file is not a recording, or the files are from different runs.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
-        raise invalid("load", f"paths {paths!r}: must be a list of paths")
+        raise invalid("load", f"paths must be a list of paths, not {paths!r}")
     paths = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}

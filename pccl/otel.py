@@ -62,7 +62,7 @@ class Exporter:
         if not isinstance(given, CommunicatorBase):
             raise invalid("export", f"communicator must be a Communicator, not {communicator!r}")
         if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < interval <= INTERVAL_S_MAX:
-            raise invalid("export", f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]")
+            raise invalid("export", f"interval must be in (0, {INTERVAL_S_MAX:g}] seconds, not {interval!r}")
         self._communicator = communicator
         self._interval_s = float(interval)
         self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)

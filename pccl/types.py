@@ -259,9 +259,9 @@ class QuantizationOptions:
         object.__setattr__(self, "stochastic", bool(self.stochastic))
         given: Any = self.algorithm
         if not isinstance(given, QuantizationAlgorithm):
-            raise ValueError(f"algorithm {given!r}: must be a QuantizationAlgorithm")
+            raise ValueError(f"algorithm must be a QuantizationAlgorithm, not {given!r}")
         if not 0 <= self.seed <= SEED_MAX:
-            raise ValueError(f"seed {self.seed}: must be from 0 to 2**64 - 1")
+            raise ValueError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.algorithm is QuantizationAlgorithm.NONE:
             return
         is_cast = self.algorithm is QuantizationAlgorithm.CAST
@@ -269,22 +269,22 @@ class QuantizationOptions:
         if not isinstance(self.quantized_datatype, DataType) or self.quantized_datatype not in allowed:
             names = ", ".join(d.name for d in allowed)
             given = self.quantized_datatype
-            raise ValueError(f"quantized_datatype {given!r}: must be one of {names} for {self.algorithm.name}")
+            raise ValueError(f"quantized_datatype must be one of {names} for {self.algorithm.name}, not {given!r}")
         width = 8 * self.quantized_datatype.itemsize
         bits = self.bits or width
         if bits != width and (bits != 4 or width != 8):
             choice = "8 or 4" if width == 8 else str(width)
-            raise ValueError(f"bits {self.bits}: must be {choice} for {self.quantized_datatype.name}")
+            raise ValueError(f"bits must be {choice} for {self.quantized_datatype.name}, not {self.bits}")
         object.__setattr__(self, "bits", bits)
         if is_cast:
             if self.block_size != 0:
-                raise ValueError(f"block_size {self.block_size}: CAST has no blocks, so it must be 0")
+                raise ValueError(f"CAST has no blocks, so block_size must be 0, not {self.block_size}")
             return
         block_size = self.block_size or _BLOCK_SIZES[bits]
         if not 8 <= block_size <= QUANTIZATION_BLOCK_MAX:
-            raise ValueError(f"block_size {block_size}: must be from 8 to {QUANTIZATION_BLOCK_MAX} elements")
+            raise ValueError(f"block_size must be from 8 to {QUANTIZATION_BLOCK_MAX} elements, not {block_size}")
         if bits == 4 and block_size % 2 == 1:
-            raise ValueError(f"block_size {block_size}: must be even, since 4-bit codes are packed in pairs")
+            raise ValueError(f"4-bit codes are packed in pairs, so block_size must be even, not {block_size}")
         object.__setattr__(self, "block_size", block_size)
 
     def check_tensor(self, dtype: DataType) -> None:
