@@ -215,7 +215,7 @@ class _Layout:
 
 
 LayoutOf = Callable[[int, int], _Layout]
-"""Returns the layout for a rank and a world size. ValueError if the array cannot be divided accordingly."""
+"""Returns the layout for a rank and a world size. Raises ValueError if the array cannot be divided accordingly."""
 
 
 class _Placed:

@@ -524,7 +524,7 @@ class SessionHolder:
 
 
 async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
-    """Wait for unfinished copies to devices. SessionError if a device has failed."""
+    """Wait for unfinished copies to devices. Raise SessionError if a device has failed."""
     for tensor in tensors:
         if tensor.store is not None:
             with trio.CancelScope(shield=True):

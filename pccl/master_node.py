@@ -232,7 +232,7 @@ class MasterNode:
 
 
 def _number(name: str, given: float | None, default: float, least: float, most: float, is_whole: bool) -> float:
-    """Return the argument, else the variable PCCL_NAME, else the default. INVALID_ARGUMENT if it is out of range."""
+    """Return the argument, else the variable PCCL_NAME, else the default. Raise INVALID_ARGUMENT if out of range."""
     variable = f"PCCL_{name.upper()}"
     text = os.environ.get(variable, "") if given is None else str(given)
     try:

@@ -85,7 +85,7 @@ class SharedState:
 
     @classmethod
     def from_numpy(cls, arrays: Mapping[str, Any]) -> SharedState:
-        """Make a state from a mapping of names to NumPy arrays. Errors are those of `TensorInfo.from_numpy`."""
+        """Make a state from a mapping of names to NumPy arrays. It raises the errors of `TensorInfo.from_numpy`."""
         given: Any = arrays
         if not isinstance(given, Mapping):
             what = f"arrays must be a mapping of names to NumPy arrays, not {type(arrays).__name__}"

@@ -158,7 +158,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_numpy_dtype(cls, dtype: Any) -> DataType:
-        """Return the type for a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. ValueError if there is none."""
+        """Return the type for a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. Raise ValueError if there is none."""
         import numpy as np
 
         dtype = np.dtype(dtype)
@@ -173,7 +173,7 @@ class DataType(IntEnum):
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
-        """Return the NumPy dtype; BFLOAT16 is the one from `ml_dtypes`. TypeError if `ml_dtypes` is not installed."""
+        """Return the NumPy dtype; BFLOAT16 is the one from `ml_dtypes`. Raise TypeError if that is not installed."""
         import numpy as np
 
         if self is DataType.BFLOAT16:
@@ -187,7 +187,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
-        """Return the type for a torch dtype. ValueError if there is none."""
+        """Return the type for a torch dtype. Raise ValueError if there is none."""
         return cls._from_name(str(dtype).removeprefix("torch."), str(dtype))
 
     @classmethod

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context for a master, or None without a certificate. ValueError if a file cannot be used."""
+    """Return the TLS context for a master, or None without a certificate. Raise ValueError if a file cannot be used."""
     if certificate is None:
         if key or client_ca:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert")
