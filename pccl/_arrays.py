@@ -306,7 +306,7 @@ class NewArray:
 
 
 class JaxLeaves:
-    """The values of a pytree of arrays, copied to host memory, and the means to rebuild the tree."""
+    """The values of a pytree of arrays, copied to host memory, and the structure to rebuild the tree."""
 
     def __init__(self, tree: Any, fail: Fail) -> None:
         self.values: dict[str, np.ndarray[Any, Any]] = {}

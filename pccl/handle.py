@@ -161,9 +161,9 @@ def require_outcome(
     what = f"the op with tag {tags[0]} was" if len(tags) == 1 else f"the ops with tags {tags[:10]} were"
     why = "not all of them have answered" if session.hears_master else "the master is lost, and no other was found"
     text = (
-        f"{what} given up here, but peers {others} may have committed what this one has not: {why}. The arrays are "
-        f"unchanged. Reducing again may match the other peers' next step unless step= is given: first bring all "
-        f"peers to one state (sync_shared_state), or leave the run"
+        f"{what} given up here, but peers {others} may have committed without this peer: {why}. The arrays are "
+        f"unchanged. Without step=, another reduce here may match the other peers' next step: first bring all peers "
+        f"to one state (sync_shared_state), or leave the run"
     )
     raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. The cause: {cause}")
 

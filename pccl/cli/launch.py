@@ -59,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
     help_text = (
-        f"address on which the started master listens; 0.0.0.0:48148 lets other machines join (default: "
+        f"address for the master started here; 0.0.0.0:48148 lets other machines join (default: "
         f"{LISTEN_ALONE}, or {LISTEN_FOR_NODES} with --nnodes)"
     )
     where.add_argument("--listen", metavar="HOST:PORT", help=help_text)
