@@ -3,7 +3,7 @@
 Groups of machines on different sites train one model over ordinary internet links while members come and go. Start with
 `Communicator` and `MasterNode`; `examples/` shows the usual loops, and `docs/` has a tutorial and the reference.
 
-Names from the reference library that are not in `__all__` can be imported too: see docs/compatibility.md.
+Names from the reference library that are missing from `__all__` can still be imported; see docs/compatibility.md.
 """
 
 # Imported first because it explains a missing extension.

@@ -60,7 +60,7 @@ class Operand:
     is_writable: bool
     owner: Any
     device: Device | None = None
-    """The device that holds the memory; `address` then only identifies it. None for host memory."""
+    """The device that holds the memory, or None for host memory. On a device, `address` is only an identifier."""
     bytes_of: str = ""
     """The array's own dtype if its elements are counted in bytes."""
     wrap: Callable[[Any], Any] | None = None
@@ -128,7 +128,7 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
-    """Return a new array with the library, dtype and device of the operand's owner; for JAX, memory for
+    """Return a new array of the same library, dtype and device as the operand's array. For JAX, return memory for
     `Operand.wrap`."""
     array = operand.owner
     if operand.wrap is not None:
@@ -143,7 +143,7 @@ def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
 def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[Operand, Callable[[], Any]]:
     """Return the memory that receives a result for `array`, and a function that returns the array holding it.
 
-    This is `array` itself or a new `jax.Array`. INVALID_ARGUMENT if `array` is read-only.
+    The latter is `array` itself or a new `jax.Array`. Raise INVALID_ARGUMENT if `array` is read-only.
     """
     if operand.wrap is None:
         require_writable(operand, role, func_name)
@@ -153,10 +153,10 @@ def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[
 
 
 def changes_of(*arrays: Any) -> Callable[[], None] | None:
-    """Return a function that notifies autograd of a write to torch tensors; None without tensors."""
+    """Return a function that notifies autograd of a write to torch tensors, or None if there are no tensors."""
     torch = sys.modules.get("torch")
     others = [each for each in arrays if not isinstance(each, np.ndarray)]
-    if torch is None or not others:  # another thread may be importing torch, which NumPy arrays do not need
+    if torch is None or not others:  # NumPy arrays do not need torch, which another thread may be importing
         return None
     tensors = [each for each in others if isinstance(each, torch.Tensor) and not each.is_inference()]
     return partial(torch.autograd.graph.increment_version, tensors) if tensors else None
@@ -291,7 +291,7 @@ def _jax_maker(array: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
 
 
 class NewArray:
-    """Makes an array from memory that holds a result, at the first call."""
+    """Makes an array, when first called, from memory that holds a result."""
 
     def __init__(self, make: Callable[[Any], Any], memory: Any) -> None:
         self._make = make
@@ -306,7 +306,7 @@ class NewArray:
 
 
 class JaxLeaves:
-    """The values of a pytree of arrays, copied to host memory, and the means to rebuild the tree."""
+    """The values of a pytree of arrays, copied to host memory, and the structure to rebuild the tree."""
 
     def __init__(self, tree: Any, fail: Fail) -> None:
         self.values: dict[str, np.ndarray[Any, Any]] = {}
@@ -327,7 +327,7 @@ class JaxLeaves:
         return jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def copy_from(self, tree: Any, fail: Fail) -> None:
-        """Copy the values of a tree: all of them or, if it does not match, none."""
+        """Copy the values of a tree. If the tree does not match, copy none of them."""
         views, structure = _flattened(tree, fail)
         if structure != self._structure:
             raise fail(f"tree structure mismatch: expected {self._structure}, got {structure}")

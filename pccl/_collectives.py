@@ -1,8 +1,8 @@
 """Checks the arguments of collectives and turns them into ops for the engine.
 
-`all_reduce` returns the op itself, the other functions return a `CollectiveCall`. A result's size depends on the number
-of participants, which is known only when the op starts: a `Placement` then checks the caller's array or makes one. An
-array that does not fit fails the op on all peers. Elements that cannot be reduced travel as bytes.
+`all_reduce` returns the op itself; the other functions return a `CollectiveCall`. A result's size depends on the number
+of participants, which is known only when the op starts. A `Placement` then checks the caller's array or makes one. If
+an array does not fit, the op fails on all peers. Elements that cannot be reduced are sent as bytes.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def all_reduce(
         count = integer_argument("count", count, func_name)
         if not 0 <= count <= min(source.count, target.count):
             raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
-    shape = source.shape if count == source.count else (count,)  # part of an array counts as flat
+    shape = source.shape if count == source.count else (count,)  # a part of an array is treated as flat
     distance = abs(source.address - target.address)
     if distance and distance < count * source.dtype.itemsize:
         raise fail("send and recv overlap but are not the same; pass one array for both, or separate ones")
@@ -187,12 +187,12 @@ class ReduceOpDescriptor:
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Describe an op on torch tensors. PCCLError INVALID_ARGUMENT if they do not fit the descriptor."""
+        """Describe an op on torch tensors. Raise INVALID_ARGUMENT if they do not match the descriptor."""
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_torch")
 
     @classmethod
     def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Describe an op on NumPy arrays. PCCLError INVALID_ARGUMENT if they do not fit the descriptor."""
+        """Describe an op on NumPy arrays. Raise INVALID_ARGUMENT if they do not match the descriptor."""
         return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_numpy")
 
 
@@ -215,7 +215,7 @@ class _Layout:
 
 
 LayoutOf = Callable[[int, int], _Layout]
-"""Returns the layout for a rank and a world size. ValueError if the array cannot be divided accordingly."""
+"""Returns the layout for a rank and a world size. Raises ValueError if the array cannot be divided accordingly."""
 
 
 class _Placed:
@@ -253,7 +253,7 @@ class _Placed:
         return Buffers(send.address, recv.address, count, (send.owner, recv.owner), parts)
 
     def _new_memory(self, shape: tuple[int, ...]) -> Operand | None:
-        """Make the result array. Return None for a device, where `_delivery` makes it in the waiter's stream."""
+        """Make the result array. Return None on a device, where `_delivery` makes it on the waiter's stream."""
         if self._send.device is not None:
             return None
         self._array = empty_like(self._send, shape)

@@ -9,7 +9,7 @@ from typing import Any
 def as_int(name: str, given: Any, least: int | None = None, most: int | None = None) -> int:
     """Return `given` as an int. It may be anything that `operator.index` accepts, except bools.
 
-    ValueError if it is not an integer in [least, most].
+    Raise ValueError if it is not an integer in [least, most].
     """
     value = given if type(given) is int else _index(given)
     if value is not None and (least is None or least <= value) and (most is None or value <= most):
@@ -19,7 +19,7 @@ def as_int(name: str, given: Any, least: int | None = None, most: int | None = N
 
 
 def _index(given: Any) -> int | None:
-    """Return an integer's value, or None for anything else. torch's bools are refused although they have an index."""
+    """Return an integer's value, or None for anything else. Reject torch's bools, although they have an index."""
     if isinstance(given, bool) or str(getattr(given, "dtype", "")) == "torch.bool":
         return None
     try:

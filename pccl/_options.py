@@ -41,9 +41,9 @@ class CommunicatorOptions:
     site_size: int = 0
     """The number of peers in the site."""
     master_timeout: float | None = None
-    """Seconds without a master before MASTER_CONNECTION_FAILED. Default: PCCL_MASTER_TIMEOUT, else 60."""
+    """Seconds to search for a lost master before failing. Default: PCCL_MASTER_TIMEOUT, else 60."""
     place: int | None = None
-    """The rank that this peer requests. A group's initial peers are ordered by it if all of them give one."""
+    """The rank that this peer requests. If all of a group's initial peers request ranks, they are sorted by them."""
 
 
 def holder_of(

@@ -1,13 +1,13 @@
 """The session behind a communicator, and the group calls. `connect` opens the session, and `close` ends it.
 
-Both communicators have a `SessionHolder`. Its coroutines run in a trio run: the program's for an `AsyncCommunicator`
-in trio, the portal thread's for one in asyncio and for `Communicator`.
+Each communicator has a `SessionHolder`. For an `AsyncCommunicator` in trio, its coroutines run in the program's trio
+run; for one in asyncio and for a `Communicator`, they run in the portal thread's.
 
-`connect` tries to reach a master every ATTEMPT_INTERVAL_S, until a deadline that is set before the first attempt,
-because a port that drops packets never answers. `n_attempts` share the time until then equally. After a master's first
+`connect` tries to reach a master every ATTEMPT_INTERVAL_S until a deadline. It is set before the first attempt, because
+a port that drops packets never answers. `n_attempts` share the time until then equally. After a master's first
 message there is no deadline: the newcomer waits until the run's peers admit it with `update_topology`.
 
-In `wait_for_peers`, every peer calls `are_peers_pending`, which returns the same on all. If newcomers wait, all peers
+In `wait_for_peers`, every peer calls `are_peers_pending`, which gives all the same answer. If newcomers wait, all peers
 admit them. Peers may enter and leave this loop at different times. If the other peers have already moved on, the master
 answers ELSEWHERE, which ends the loop, or ADMITTING, which makes this peer join their update_topology.
 """
@@ -41,20 +41,20 @@ from pccl.shared_state import SharedState
 from pccl.types import Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 SHORT_S = 0.1
-"""A call with a shorter timeout does not exceed it to complete the error's text."""
+"""A call with a shorter timeout does not exceed its timeout to complete the error text."""
 ASK_S = 1.0
 """After a timeout, a call spends at most this long finding out which peers it waited for."""
 HELD_S = 0.3
-"""A newcomer without an answer for this long asks for the master's status, which shows whether newcomers are held."""
+"""A newcomer that waits this long for an answer requests the master's status, which shows if newcomers are held."""
 HELD_ASKED_MAX = 3
 CLOSING = "the tasks of this session to end, and the master to be notified"
 PAUSE_S_MIN = 0.01
 PAUSE_S_MAX = 0.2
-"""The bounds of the pause between two questions of `wait_for_peers`."""
+"""The bounds of the pause between two polls in `wait_for_peers`."""
 REACH_S = 300.0
 """How long `connect` searches for a master without `timeout` and `n_attempts`."""
 ATTEMPTS_REACH_S = 30.0
-"""The same with `n_attempts`, or two intervals per attempt if that is longer."""
+"""How long it searches with `n_attempts`, unless two intervals per attempt are longer."""
 ATTEMPT_INTERVAL_S = 1.0
 ATTEMPT_S = 5.0
 """How long an attempt may take without `n_attempts`: enough to retransmit a lost packet twice."""
@@ -238,7 +238,7 @@ class SessionHolder:
                     raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
 
     async def _join(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
-        """Start a session and return once it has joined the run. SessionError."""
+        """Start a session and return once it has joined the run. Raise SessionError on failure."""
         self._session = session
         trio.lowlevel.spawn_system_task(session.run)
         try:
@@ -321,7 +321,7 @@ class SessionHolder:
         return self._session is not None and not self._session.is_forgotten
 
     async def close(self, reason: str = "", limit_s: float | None = None) -> bool:
-        """Leave the run; the other peers see the `reason`. Return False, and continue, if `limit_s` passed first."""
+        """Leave the run; the other peers see the `reason`. If `limit_s` passes first, return False and keep closing."""
         self._is_closed = True
         if self._session is None:
             return True
@@ -524,7 +524,7 @@ class SessionHolder:
 
 
 async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
-    """Wait for unfinished copies to devices. SessionError if a device has failed."""
+    """Wait for unfinished copies to devices. Raise SessionError if a device has failed."""
     for tensor in tensors:
         if tensor.store is not None:
             with trio.CancelScope(shield=True):

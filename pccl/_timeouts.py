@@ -14,7 +14,7 @@ TIMEOUT_S_MAX = 1e9
 
 
 def checked_s(timeout: Any, func_name: str) -> float | None:
-    """Return a timeout in seconds, or 0 if it is negative. INVALID_ARGUMENT if it is neither a number nor None."""
+    """Return a timeout in seconds; negative ones become 0. Raise INVALID_ARGUMENT unless it is a number or None."""
     if timeout is None:
         return None
     if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:

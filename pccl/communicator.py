@@ -54,7 +54,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 SHORT_S = 0.1
-"""Timeouts up to this are kept to the millisecond. Ops with a longer timeout, or none, may take the fast path."""
+"""Timeouts up to this are enforced to the millisecond. Ops with a longer timeout, or none, may take the fast path."""
 EXPLAIN_S = 0.5
 """After a timeout, a call spends at most this long finding out which peers it waited for."""
 ENFORCE_POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
@@ -82,7 +82,7 @@ class CommunicatorBase:
         self._inner = holder
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
-        """Functions called when a `with` block ends without an exception, before it closes. `close` drops them."""
+        """Functions to call when a `with` block ends without an exception, before closing. `close` drops them."""
         self.launch = Launch(holder, is_waited_in_thread=self._is_blocking)
         """The non-blocking collectives: each method launches an op and returns a handle at once."""
         self.all_reduce_async = self.launch.all_reduce
@@ -141,7 +141,7 @@ class CommunicatorBase:
 
     @property
     def losses(self) -> dict[int, str]:
-        """The last thousand peers that left or were lost since this peer was accepted, with reasons, oldest first."""
+        """The last thousand peers that left or were lost since this peer was accepted, and why, oldest first."""
         return dict(self._inner.session("losses").losses)
 
     @property
@@ -151,9 +151,9 @@ class CommunicatorBase:
             return self._inner.session("stats").stats()
 
     def flight_recorder(self, since_ns: int = 0) -> Recording:
-        """Return a recording of this peer's last ops and their timing, and of its links, views and group calls.
+        """Return a recording of this peer's most recent ops and their timing, its links, views and group calls.
 
-        `pccl trace` draws the recordings of all peers. A recording holds the last 4096 (or PCCL_FLIGHT_RECORDS) ops.
+        `pccl trace` draws all peers' recordings. A recording holds the most recent 4096 (or PCCL_FLIGHT_RECORDS) ops.
 
         Args:
             since_ns: Leave out ops that ended before this time on the monotonic clock (`time.monotonic_ns`).
@@ -163,7 +163,7 @@ class CommunicatorBase:
             return self._inner.session("flight_recorder").recording(since_ns)
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """Return a fact about the installed view: the reference library's interface for `world_size` and the like."""
+        """Return a fact about the installed view. The reference library has this instead of `world_size` etc."""
         view = self._inner.view("get_attribute")
         if attribute is Attribute.GLOBAL_WORLD_SIZE:
             return view.global_world_size
@@ -188,11 +188,11 @@ class Communicator(CommunicatorBase):
             default port is 48148.
         peer_group: The number of this peer's group, in [0, 2**32).
         connections: TCP connections to each neighbour, at most 64. 0 starts with two and adds more where they help.
-        timeout: Seconds that bound every blocking call except `close`; None waits indefinitely.
+        timeout: The time limit of every blocking call except `close`, in seconds; None waits indefinitely.
         name: This peer's name in logs, errors and the status. Default: host name and process ID.
         token: The run's shared secret. Default: PCCL_TOKEN in the environment.
-        encrypt: Whether peers encrypt traffic between them. It needs a token and OpenSSL 3, and must be the same on
-            all peers. Default: True if PCCL_ENCRYPT is 1.
+        encrypt: Whether peers encrypt traffic between them, which needs a token and OpenSSL 3. All peers must use the
+            same value. Default: True if PCCL_ENCRYPT is 1.
         options: Rarely needed options. The fields of `CommunicatorOptions` are also accepted here as keywords.
     """
 
@@ -205,10 +205,10 @@ class Communicator(CommunicatorBase):
 
         The first peer of a run is accepted at once; later ones are accepted when the existing peers call `admit_peers`
         or `update_topology`. If no master answers, this retries once a second for five minutes or for `timeout`
-        seconds. The timeout also bounds the wait for the peers.
+        seconds. The timeout also bounds the wait for admission.
 
         Args:
-            n_attempts: The maximum number of attempts. Without a timeout, they share 30 s or, if longer, 2 s each.
+            n_attempts: The maximum number of attempts. Their default time limit is 30 s, or 2 s each if longer.
             timeout: Seconds; None waits indefinitely.
 
         Raises:
@@ -218,7 +218,7 @@ class Communicator(CommunicatorBase):
         return self._call("connect", lambda: self._inner.connect(n_attempts, timeout))
 
     def close(self, *, timeout: float | None = None, reason: str = "") -> None:
-        """Leave the run. Ops in flight fail on this peer; the other peers settle them as after a loss.
+        """Leave the run. Ops in flight fail on this peer; the other peers treat this as the loss of a peer.
 
         This takes a few seconds at most. It may be called repeatedly, from any thread or a signal handler, even while
         other threads wait in calls, which then fail.
@@ -263,7 +263,7 @@ class Communicator(CommunicatorBase):
         *,
         timeout: Timeout = DEFAULT,
     ) -> bool:
-        """Admit waiting newcomers. Synchronize `state` if any were admitted or it was not synchronized yet.
+        """Admit waiting newcomers. Synchronize `state` if any were admitted or if it has not been synchronized yet.
 
         All peers call this at the top of each step. It calls `are_peers_pending` and, when needed, `update_topology`
         and `sync_shared_state`.
@@ -277,7 +277,7 @@ class Communicator(CommunicatorBase):
         return self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
 
     def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
-        """Return whether newcomers wait for admission. All peers get the same answer. The call may overlap with ops.
+        """Return whether newcomers await admission. All peers get the same answer. The call may overlap with ops.
 
         It also returns False if the other peers are in a group call that cannot match this one.
         """
@@ -360,7 +360,7 @@ class Communicator(CommunicatorBase):
         Args:
             send: A contiguous NumPy array, torch tensor or `jax.Array`, with the same dtype and shape on all peers.
             recv: An array of the same dtype and size on the same device. Without `recv`, a `jax.Array` is reduced into
-                a new array, which the result holds as `array`.
+                a new array, which is the result's `array`.
             tag: A number in [0, 2**63) that matches the op across peers. Only one op at a time can use a tag.
             quantization: How elements are encoded for the network.
             algorithm: RING or DIRECT, the same on all peers; None lets pccl choose.
@@ -432,8 +432,8 @@ class Communicator(CommunicatorBase):
 
         Args:
             array: An array with the same dtype and shape on all peers. On failure it is unchanged.
-            root: A rank in the caller's view (`membership`). The op fails on all peers if it is a different
-                peer for some of them, and with RANK_CONNECTION_LOST if that peer has left.
+            root: A rank in the caller's view (`membership`). The op fails on all peers if they disagree which peer
+                this is. If that peer has left, it fails with RANK_CONNECTION_LOST.
         """
         return self._collective(_collectives.broadcast, timeout, array, root, tag, algorithm, step)
 
@@ -453,8 +453,8 @@ class Communicator(CommunicatorBase):
 
         Args:
             send: An array with the same dtype and shape on all peers.
-            recv: The root's array for the result, which may be `send`. If it is left out, the `array` of the root's
-                result is a new one.
+            recv: The root's array for the result, which may be `send`. If it is left out, the root's result
+                holds a new array.
             root: As in `broadcast`.
         """
         return self._collective(_collectives.reduce, timeout, send, recv, op, root, tag, algorithm, step)
@@ -506,7 +506,7 @@ class Communicator(CommunicatorBase):
         """Write each rank's part of the root's `send` into that peer's `recv`.
 
         Args:
-            send: On the root, an array of world_size parts of the size of `recv`; other peers ignore it.
+            send: On the root, an array of world_size parts, each as large as `recv`; other peers ignore it.
             recv: An array with the same dtype and shape on all peers. On the root, it may be the root's part of `send`.
         """
         return self._collective(_collectives.scatter, timeout, send, recv, root, tag, step)
@@ -516,7 +516,7 @@ class Communicator(CommunicatorBase):
     ) -> CollectiveInfo:
         """Send an array to rank `dst`, which calls `recv`, and return once it has arrived. No other peer takes part.
 
-        Tags are in [0, 2**35) and are separate for each pair of peers and direction.
+        Tags are in [0, 2**35). Each pair of peers has separate tags for each direction.
         """
         return self._collective(_collectives.send, timeout, array, dst, tag, step)
 
@@ -535,7 +535,7 @@ class Communicator(CommunicatorBase):
     ) -> ReduceInfo:
         """Run several all_reduces until all are committed, retrying those that the loss of a peer aborts.
 
-        At most `max_in_flight` run at once. Their tags must be distinct, and the same set on all peers. Ops that were
+        At most `max_in_flight` run at once. Tags must be distinct, and all peers must use the same set. Ops
         committed before an error remain committed.
 
         Returns:
@@ -603,7 +603,7 @@ class Communicator(CommunicatorBase):
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:
-    """Return the peers that a timed-out op waits for, from fresh counts; "" if getting them takes too long."""
+    """Return the peers that a timed-out op waits for, from fresh counts, or "" if fetching these takes too long."""
     if limit_s is None or limit_s <= SHORT_S:
         return ""
     with suppress(portal.PortalTimeoutError, portal.PortalClosedError, portal.PortalBrokenError):

@@ -46,7 +46,7 @@ CONNECTIONS_MAX = 16
 LOSSY_CONNECTIONS_MAX = 64
 """Maximum number of connections for a link that losses limit."""
 FAR_S = 0.002
-"""Links with at least this round trip choose bbr, or add connections because of losses."""
+"""Links with a round trip of at least this choose bbr, or add connections if packets are lost."""
 WINDOW_BYTES_MIN = 16 << 20
 PEERS_MAX = 16
 DIAL_S = 3.0
@@ -75,7 +75,7 @@ def examine(
     listen: str | None = None,
     advertise: str | None = None,
 ) -> list[Check]:
-    """Check the path to and from a master, and this host's limits. The run continues. Thread-safe; takes seconds.
+    """Check the path to and from a master, and this host's limits, without interrupting the run. Thread-safe.
 
     Args:
         address: The master's "host:port", or several separated by commas; each is examined.

@@ -99,7 +99,7 @@ def invalid(func_name: str, message: str) -> PCCLError:
 
 
 def integer_argument(name: str, given: Any, func_name: str, least: int | None = None, most: int | None = None) -> int:
-    """Return `given` as an int. INVALID_ARGUMENT if it is not an integer in [least, most]."""
+    """Return `given` as an int. Raise INVALID_ARGUMENT if it is not an integer in [least, most]."""
     try:
         return as_int(name, given, least, most)
     except ValueError as error:

@@ -43,7 +43,7 @@ class PeerTrace:
     peer: int
     name: str
     recording: Recording | None
-    """None if the recording is missing for the reason in `lack`."""
+    """None if the recording is missing; `lack` then gives the reason."""
     lack: str = ""
     offset_ns: int | None = None
     """The peer's monotonic clock minus the trace's clock; None if the offset was not measured."""
@@ -108,7 +108,7 @@ def collect(
 def _checked_span(seconds: Any, func_name: str) -> float:
     given: Any = seconds
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= given < float("inf"):
-        what = f"seconds {seconds!r}: must be a number of seconds; 0 fetches everything that is recorded"
+        what = f"seconds must be a finite number of at least 0, not {seconds!r}; 0 fetches everything that is recorded"
         raise invalid(func_name, what)
     return float(min(given, SPAN_S_MAX))
 
@@ -128,7 +128,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         RecordingError: A file is not a recording, or the files are from different runs.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
-        raise invalid("load", f"paths {paths!r}: must be a list of paths")
+        raise invalid("load", f"paths must be a list of paths, not {paths!r}")
     paths = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
@@ -149,7 +149,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
 
 
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
-    """Return the last `seconds` and `last` ops of each recording; 0 keeps all. Unfinished ops are always kept."""
+    """Cut recordings to the last `seconds`, with at most `last` ops; 0 means no limit. Unfinished ops are kept."""
     if not isinstance(trace, Trace):
         raise invalid("cut", f"trace must be a Trace, not {trace!r}")
     seconds, last = _checked_span(seconds, "cut"), integer_argument("last", last, "cut", 0, LAST_MAX)
@@ -161,7 +161,7 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to a file for `load` and `pccl trace --files`. After an error, an existing file remains."""
+    """Write a recording to a file for `load` and `pccl trace --files`. If this fails, an existing file is unchanged."""
     if not isinstance(recording, Recording):
         raise invalid("save", f"recording must be a Recording, not {recording!r}")
     with Replacement(_checked_path(path, "save")) as file:

@@ -2,7 +2,7 @@
 
 If a wait ends early, the op stays in flight and keeps its arrays. Cancelling the op returns them to the caller: the
 engine restores what it has overwritten without waiting for the network, and the master aborts the op on all peers
-unless they have committed it. If neither is confirmed within `CANCEL_GRACE_S`, the outcome is unknown.
+unless they have committed it. If neither abort nor commit is confirmed within `CANCEL_GRACE_S`, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
 
 
 def cancel(session: PeerSession, ops: Sequence[PendingOp], timeout_s: float | None = None) -> None:
-    """Start to abort, on all peers, the `ops` that are not over."""
+    """Start aborting, on all peers, those `ops` that are not over."""
     for op in ops:
         if not op.is_over:
             session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
@@ -161,9 +161,9 @@ def require_outcome(
     what = f"the op with tag {tags[0]} was" if len(tags) == 1 else f"the ops with tags {tags[:10]} were"
     why = "not all of them have answered" if session.hears_master else "the master is lost, and no other was found"
     text = (
-        f"{what} given up here, but peers {others} may have committed what this one has not: {why}. The arrays are "
-        f"unchanged. Reducing again may match the other peers' next step unless step= is given: first bring all "
-        f"peers to one state (sync_shared_state), or leave the run"
+        f"{what} given up here, but peers {others} may have committed without this peer: {why}. The arrays are "
+        f"unchanged. Without step=, another reduce here may match the other peers' next step: first bring all peers "
+        f"to one state (sync_shared_state), or leave the run"
     )
     raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. The cause: {cause}")
 
@@ -213,11 +213,11 @@ class Handle(Generic[Info]):
         """Wait for the op and return its info. It may be called repeatedly.
 
         Args:
-            timeout: Seconds that bound this wait; None waits indefinitely.
+            timeout: The maximum number of seconds to wait; None waits indefinitely.
 
         Raises:
-            PCCLError: the reason if the op failed; TIMEOUT if the time passed first. The op is then still in flight,
-                and its arrays belong to pccl: wait again or call `cancel`.
+            PCCLError: the op's error if it failed; TIMEOUT if the time passed first. After a TIMEOUT, the op is still
+                in flight, and its arrays belong to pccl: wait again or call `cancel`.
         """
         name = f"{type(self).__name__}.result"
         limit_s = _timeouts.checked_s(timeout, name)
@@ -464,8 +464,8 @@ class Retry:
     """The ops of one `all_reduce_multiple_with_retry`. The communicators wait for them.
 
     Every peer launches its ops in tag order and retries the same ones, since all peers get the same verdict. When an op
-    ends, the lowest waiting tag takes its place. The lowest uncommitted tag is therefore in flight on every peer, so
-    the window of `max_in_flight` ops cannot deadlock.
+    ends, the waiting op with the lowest tag takes its place. The lowest uncommitted tag is therefore in flight on every
+    peer, so the window of `max_in_flight` ops cannot deadlock.
     """
 
     def __init__(
@@ -509,7 +509,7 @@ class Retry:
         return bool(self.in_flight)
 
     def collect(self) -> None:
-        """Collect every op that has ended. Call this when one ends, or at the deadline, where it raises TIMEOUT.
+        """Collect every op that has ended. Call this when one ends, or at the deadline, when it raises TIMEOUT.
 
         After a failure, the ops in flight are cancelled on all peers, since a peer whose own call failed may never
         launch them. The failure is raised once the last of them has ended.
@@ -539,12 +539,12 @@ class Retry:
                 raise self._failure
 
     def cancel(self) -> None:
-        """Start to abort the ops in flight on all peers."""
+        """Start aborting the ops in flight on all peers."""
         cancel(self.session, self.in_flight, self._limit_s)
 
     def outcome(self, error: PCCLError) -> ReduceInfo:
-        """Return the info if all ops given up because of `error` were committed nevertheless. Otherwise raise `error`
-        or OUTCOME_UNKNOWN."""
+        """If all ops given up because of `error` were committed after all, return the info. Otherwise raise `error` or
+        OUTCOME_UNKNOWN."""
         is_open = self._failure is not None or bool(self._left) or error.result is not Result.TIMEOUT
         if is_open or not all(op.is_over and not op.has_failed and not op.is_given_up for op in self.in_flight):
             require_outcome(self.session, self.in_flight, self._func_name, error)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 FIELDS = ("run", "view", "group", "peer", "other", "tag", "sequence")
-"""Attributes of records. `peer` is the peer that logs or that a master logs about; `other` is a second peer."""
+"""Attributes of records. `peer` is the peer that logs or that a master's record concerns; `other` is a second peer."""
 SHOWN = FIELDS[1:]
 """The fields that the text format shows."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"

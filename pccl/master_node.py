@@ -40,7 +40,7 @@ HTTP_BACKLOG = 64
 class MasterNode:
     """Manages the membership of one run and decides the outcome of ops. No payload passes through a master.
 
-    `run()` returns at once, `interrupt()` stops the master, `wait()` waits for its end; a `with` block does all three.
+    `run()` starts the master, `interrupt()` stops it, and `wait()` waits for its end. A `with` block does all three.
 
     Args:
         listen_address: The "host:port" to listen on; port 0 picks any free port.
@@ -50,7 +50,7 @@ class MasterNode:
         engine_threads: Threads per peer that move payload, 1 to 16. Default: PCCL_ENGINE_THREADS, else 1.
         http: The "host:port" that serves the status page, JSON and metrics without authentication.
         http_hosts: Additional host names under which the page may be requested.
-        standby_of: "host:port,..." of the other masters. A standby starts no run; it takes over a run without a master.
+        standby_of: "host:port,..." of the other masters. A standby only takes over a run that has lost its master.
         state: Directory for the run's durable state; "none" disables it. Default: PCCL_STATE; else, with a fixed port
             and without `standby_of`, a directory per port under XDG_STATE_HOME.
         start: "auto" continues the recorded run or starts a new one, "new" discards the record, and "resume" waits
@@ -188,7 +188,7 @@ class MasterNode:
         return addresses.join(self._http[0], port)
 
     def interrupt(self) -> None:
-        """Stop the master and free its ports; its peers lose it. May be called from any thread and signal handler.
+        """Stop the master, disconnect its peers and free its ports. May be called from any thread or signal handler.
 
         Raises:
             PCCLError: TIMEOUT if the master has not stopped after a few seconds.
@@ -232,7 +232,7 @@ class MasterNode:
 
 
 def _number(name: str, given: float | None, default: float, least: float, most: float, is_whole: bool) -> float:
-    """Return the argument, else the environment variable PCCL_NAME, else the default. INVALID_ARGUMENT."""
+    """Return the argument, else the variable PCCL_NAME, else the default. Raise INVALID_ARGUMENT if out of range."""
     variable = f"PCCL_{name.upper()}"
     text = os.environ.get(variable, "") if given is None else str(given)
     try:

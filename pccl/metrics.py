@@ -65,7 +65,7 @@ def register(
     communicator: Communicator, registry: CollectorRegistry = REGISTRY, **labels: str
 ) -> CommunicatorCollector:
     """Add a collector for `communicator` to a registry, and return it for `registry.unregister`. `labels` distinguish
-    the communicators of one process. ValueError if the registry already has the same metrics.
+    the communicators of one process. Raise ValueError if the registry already has these metrics.
     """
     collector = CommunicatorCollector(communicator, **labels)
     registry.register(collector)

@@ -56,13 +56,13 @@ class Exporter:
         meter_provider: MeterProvider | None = None,
         interval: float = 5.0,
     ) -> None:
-        """Start the export. PCCLError INVALID_ARGUMENT for a wrong argument."""
+        """Start exporting. Raise INVALID_ARGUMENT if an argument is invalid."""
         given: Any = communicator
         seconds: Any = interval
         if not isinstance(given, CommunicatorBase):
             raise invalid("export", f"communicator must be a Communicator, not {communicator!r}")
         if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < interval <= INTERVAL_S_MAX:
-            raise invalid("export", f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]")
+            raise invalid("export", f"interval must be in (0, {INTERVAL_S_MAX:g}] seconds, not {interval!r}")
         self._communicator = communicator
         self._interval_s = float(interval)
         self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)
@@ -72,7 +72,7 @@ class Exporter:
         self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from an op's launch to its end.")
         self._calls = meter.create_histogram("pccl.call.duration", "s", "Duration of group calls.")
         self._seen: set[Any] = set()
-        """The exported ops and calls that the next reading may contain."""
+        """Ops and calls that were exported but that the next reading may contain again."""
         self._since_ns = 0
         self._reading = threading.Lock()
         self._closed = threading.Event()

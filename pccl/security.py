@@ -21,7 +21,7 @@ KEY_VARIABLE = "PCCL_TLS_KEY"
 
 
 def token(argument: str | None, func_name: str) -> str:
-    """Return the run's shared secret, or "" if there is none. INVALID_ARGUMENT if it is not text."""
+    """Return the run's shared secret, or "" if there is none. Raise INVALID_ARGUMENT if it is not text."""
     found = os.environ.get(TOKEN_VARIABLE, "") if argument is None else argument
     if not isinstance(found, str):
         raise invalid(func_name, f"the token must be a str, not {type(found).__name__}")
@@ -31,7 +31,7 @@ def token(argument: str | None, func_name: str) -> str:
 
 
 def encryption(argument: Any, token: str, func_name: str) -> bool:
-    """Return whether peers encrypt traffic between them. INVALID_ARGUMENT if they should but cannot."""
+    """Return whether peers encrypt traffic between them. Raise INVALID_ARGUMENT if they should but cannot encrypt."""
     origin = "encrypt=True"
     if argument is None:
         text = os.environ.get(ENCRYPT_VARIABLE, "").strip()
@@ -51,7 +51,7 @@ def encryption(argument: Any, token: str, func_name: str) -> bool:
 
 
 def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
-    """Return the argument. INVALID_ARGUMENT unless it is an SSLContext or None."""
+    """Return the argument. Raise INVALID_ARGUMENT unless it is an SSLContext or None."""
     if argument is not None and not isinstance(argument, ssl.SSLContext):
         raise invalid(func_name, f"ssl_context must be an ssl.SSLContext, not {type(argument).__name__}")
     return argument
@@ -59,7 +59,7 @@ def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
 
 def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
     """Return the TLS context for the connection to the master, from the argument or from the files named in the
-    environment, or None without TLS. INVALID_ARGUMENT if the files cannot be used."""
+    environment, or None without TLS. Raise INVALID_ARGUMENT if the files cannot be used."""
     ca = os.environ.get(CA_VARIABLE)
     if argument is not None or not ca:
         return checked_context(argument, func_name)

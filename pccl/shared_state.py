@@ -17,7 +17,7 @@ REVISION_MAX = 2**63 - 1
 
 
 class TensorInfo:
-    """One tensor in a shared state. It is held by reference, and a sync writes into it.
+    """One tensor in a shared state. It is held by reference, and a sync writes into its memory.
 
     Use `from_torch` or `from_numpy` to make one. With `allow_content_inequality`, peers may hold different contents at
     the same revision; such a tensor is sent only to peers whose revision is behind.
@@ -37,12 +37,12 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Use a dense, contiguous torch tensor on the CPU or a CUDA device. PCCLError INVALID_ARGUMENT for others."""
+        """Use a dense, contiguous torch tensor on the CPU or a CUDA device. Raise INVALID_ARGUMENT for others."""
         return cls(resolve(tensor, f"tensor {name!r}", "TensorInfo.from_torch"), name, allow_content_inequality)
 
     @classmethod
     def from_numpy(cls, array: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Use a contiguous, writable NumPy array. PCCLError INVALID_ARGUMENT for others."""
+        """Use a contiguous, writable NumPy array. Raise INVALID_ARGUMENT for others."""
         return cls(resolve(array, f"tensor {name!r}", "TensorInfo.from_numpy"), name, allow_content_inequality)
 
     def state_tensor(self) -> StateTensor:
@@ -85,7 +85,7 @@ class SharedState:
 
     @classmethod
     def from_numpy(cls, arrays: Mapping[str, Any]) -> SharedState:
-        """Make a state from a mapping of names to NumPy arrays. Errors are those of `TensorInfo.from_numpy`."""
+        """Make a state from a mapping of names to NumPy arrays. It raises the errors of `TensorInfo.from_numpy`."""
         given: Any = arrays
         if not isinstance(given, Mapping):
             what = f"arrays must be a mapping of names to NumPy arrays, not {type(arrays).__name__}"
@@ -133,7 +133,7 @@ class SharedState:
 class PytreeState(SharedState):
     """A shared state for a pytree of arrays, named as JAX names the leaves: `['layer']['w']`. Not thread-safe.
 
-    It holds copies of the values. `tree` returns them as new arrays with the kind, dtype and device of their leaves:
+    It holds copies of the values. `tree` returns new arrays with the kind, dtype and device of the original leaves:
 
         state.tree = parameters
         comm.sync_shared_state(state)

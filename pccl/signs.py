@@ -44,7 +44,7 @@ def add_signs(
         tensor: The tensor's number (32 bits).
         step: The step's number (32 bits).
         directions: The directions' numbers (32 bits each).
-        amounts: The quanta to add for a plus sign, for each direction. Their magnitudes sum to at most SUM_MAX.
+        amounts: For each direction, the quanta to add for a plus sign. Their magnitudes sum to at most SUM_MAX.
 
     Raises:
         ValueError: an argument violates these rules.

@@ -20,7 +20,7 @@ class Result(IntEnum):
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
-    """The communicator is not connected, was closed, or lives in a forked child."""
+    """The communicator is not connected, was closed, or is used in a forked child."""
     INTERNAL_ERROR = 2
     """A bug in pccl, or a device failure."""
     INVALID_ARGUMENT = 3
@@ -30,7 +30,7 @@ class Result(IntEnum):
     TOO_FEW_PEERS = 5
     """This peer is alone in its group."""
     MASTER_CONNECTION_FAILED = 6
-    """The master cannot be reached, refused or evicted this peer, or was lost."""
+    """The master was lost, cannot be reached, or has refused or evicted this peer."""
     RANK_CONNECTION_FAILED = 7
     """A link to another peer could not be established."""
     RANK_CONNECTION_LOST = 8
@@ -98,7 +98,7 @@ class ReduceAlgorithm(IntEnum):
 
 
 class DistributionHint(Enum):
-    """The expected distribution of values. Accepted but ignored, for scripts written for the reference library."""
+    """The expected distribution of values. It is ignored, and exists for scripts written for the reference library."""
 
     NONE = "none"
     NORMAL = "normal"
@@ -121,11 +121,11 @@ class SharedStateSyncStrategy(Enum):
     """A peer's role in a `sync_shared_state`."""
 
     ENFORCE_POPULAR = "enforce_popular"
-    """The peer votes for its own state. If that state is elected, the peer sends it; otherwise it is overwritten."""
+    """The peer votes for its own state. If elected, that state is sent to other peers; otherwise it is overwritten."""
     RECEIVE_ONLY = "receive_only"
     """The peer neither votes nor sends; it receives the elected state."""
     SEND_ONLY = "send_only"
-    """The peer votes and is never overwritten; if another state is elected, the call fails in the whole group."""
+    """The peer votes and keeps its state; if another state is elected, the call fails in the whole group."""
 
 
 class DataType(IntEnum):
@@ -158,7 +158,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_numpy_dtype(cls, dtype: Any) -> DataType:
-        """Return the type for a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. ValueError if there is none."""
+        """Return the type for a NumPy dtype; `ml_dtypes.bfloat16` is BFLOAT16. Raise ValueError if there is none."""
         import numpy as np
 
         dtype = np.dtype(dtype)
@@ -173,7 +173,7 @@ class DataType(IntEnum):
         return found
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
-        """Return the NumPy dtype; BFLOAT16 is the one from `ml_dtypes`. TypeError if `ml_dtypes` is not installed."""
+        """Return the NumPy dtype; BFLOAT16 is the one from `ml_dtypes`. Raise TypeError if that is not installed."""
         import numpy as np
 
         if self is DataType.BFLOAT16:
@@ -187,7 +187,7 @@ class DataType(IntEnum):
 
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
-        """Return the type for a torch dtype. ValueError if there is none."""
+        """Return the type for a torch dtype. Raise ValueError if there is none."""
         return cls._from_name(str(dtype).removeprefix("torch."), str(dtype))
 
     @classmethod
@@ -237,7 +237,7 @@ class QuantizationOptions:
     Args:
         quantized_datatype: FLOAT16 or BFLOAT16 for CAST; otherwise UINT8, INT8, UINT16 or INT16.
         algorithm: MIN_MAX, ZERO_POINT_SCALE or CAST; NONE turns quantization off.
-        block_size: Elements that share a scale; 0 means 64 for 4-bit codes, else 256. CAST does not use blocks.
+        block_size: The number of elements that share a scale; 0 means 64 for 4-bit codes, else 256. CAST has none.
         bits: Bits per code. The default is the width of the datatype; 4 is possible with an 8-bit datatype.
         stochastic: Round up or down at random, so that errors average out over many ops.
         seed: A number in [0, 2**64) that seeds the random choices.
@@ -259,9 +259,9 @@ class QuantizationOptions:
         object.__setattr__(self, "stochastic", bool(self.stochastic))
         given: Any = self.algorithm
         if not isinstance(given, QuantizationAlgorithm):
-            raise ValueError(f"algorithm {given!r}: must be a QuantizationAlgorithm")
+            raise ValueError(f"algorithm must be a QuantizationAlgorithm, not {given!r}")
         if not 0 <= self.seed <= SEED_MAX:
-            raise ValueError(f"seed {self.seed}: must be from 0 to 2**64 - 1")
+            raise ValueError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.algorithm is QuantizationAlgorithm.NONE:
             return
         is_cast = self.algorithm is QuantizationAlgorithm.CAST
@@ -269,22 +269,22 @@ class QuantizationOptions:
         if not isinstance(self.quantized_datatype, DataType) or self.quantized_datatype not in allowed:
             names = ", ".join(d.name for d in allowed)
             given = self.quantized_datatype
-            raise ValueError(f"quantized_datatype {given!r}: must be one of {names} for {self.algorithm.name}")
+            raise ValueError(f"quantized_datatype must be one of {names} for {self.algorithm.name}, not {given!r}")
         width = 8 * self.quantized_datatype.itemsize
         bits = self.bits or width
         if bits != width and (bits != 4 or width != 8):
             choice = "8 or 4" if width == 8 else str(width)
-            raise ValueError(f"bits {self.bits}: must be {choice} for {self.quantized_datatype.name}")
+            raise ValueError(f"bits must be {choice} for {self.quantized_datatype.name}, not {self.bits}")
         object.__setattr__(self, "bits", bits)
         if is_cast:
             if self.block_size != 0:
-                raise ValueError(f"block_size {self.block_size}: CAST has no blocks, so it must be 0")
+                raise ValueError(f"CAST has no blocks, so block_size must be 0, not {self.block_size}")
             return
         block_size = self.block_size or _BLOCK_SIZES[bits]
         if not 8 <= block_size <= QUANTIZATION_BLOCK_MAX:
-            raise ValueError(f"block_size {block_size}: must be from 8 to {QUANTIZATION_BLOCK_MAX} elements")
+            raise ValueError(f"block_size must be from 8 to {QUANTIZATION_BLOCK_MAX} elements, not {block_size}")
         if bits == 4 and block_size % 2 == 1:
-            raise ValueError(f"block_size {block_size}: must be even, since 4-bit codes are packed in pairs")
+            raise ValueError(f"4-bit codes are packed in pairs, so block_size must be even, not {block_size}")
         object.__setattr__(self, "block_size", block_size)
 
     def check_tensor(self, dtype: DataType) -> None:
@@ -341,14 +341,14 @@ def _kind_of(array: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
-    """The result of a committed all_reduce on this peer. Byte counts are payload without frame headers."""
+    """The result of a committed all_reduce on this peer. Byte counts cover payload, not frame headers."""
 
     local_world_size: int
     """The number of peers that contributed to the result."""
     tx_bytes: int
     rx_bytes: int
     membership: Membership | None = field(default=None, compare=False)
-    """These peers, and this peer's rank among them. None for several ops with different peers."""
+    """These peers, and this peer's rank among them. None if several ops had different peers."""
     array: Any = field(default=None, compare=False)
     """The result as a new array, if `send` was a `jax.Array` and `recv` was left out."""
 
@@ -365,7 +365,7 @@ class ReduceInfo:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveInfo:
-    """The result of any other committed collective on this peer. Byte counts are payload without frame headers."""
+    """The result of any other committed collective on this peer. Byte counts cover payload, not frame headers."""
 
     membership: Membership
     """The peers that took part, and this peer's rank among them."""
@@ -389,7 +389,7 @@ class CollectiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """The result of a `sync_shared_state` on this peer. Byte counts are tensor contents without digests and headers."""
+    """The result of a `sync_shared_state` on this peer. Byte counts cover tensor contents, not digests or headers."""
 
     tx_bytes: int
     rx_bytes: int

@@ -73,7 +73,7 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "sizes of each rank's arrays (default: 4KiB,1MiB,64MiB)"
     sizes = [4 << 10, 1 << 20, 64 << 20]
     option("--sizes", dest="sizes_bytes", type=listed(parse_bytes), default=sizes, metavar="LIST", help=help_text)
-    help_text = "numbers of concurrent tensors to split each size into (default: 1)"
+    help_text = "numbers of concurrent tensors to split each array into (default: 1)"
     option("--tensors", type=listed(positive), default=[1], metavar="LIST", help=help_text)
     option("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     help_text = "connections per link; 0 lets the library choose (default: 0)"

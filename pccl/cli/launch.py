@@ -31,7 +31,7 @@ SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the copies; a seco
 that of the first copy that failed, or 128 plus the signal's number if a signal ended it. With --tolerate-losses it is 0
 if at least one copy succeeded and every other copy succeeded or was ended by a signal not sent by the launcher.
 
-If PCCL_TOKEN is set, the started master requires that token, and the copies inherit it.
+If PCCL_TOKEN is set, the master started here requires that token, and the copies inherit it.
 PCCL_ENCRYPT=1 makes the copies encrypt the traffic between them.
 """
 LISTEN_ALONE = "127.0.0.1:0"
@@ -59,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
     help_text = (
-        f"address on which the started master listens; 0.0.0.0:48148 lets other machines join (default: "
+        f"address for the master started here; 0.0.0.0:48148 lets other machines join (default: "
         f"{LISTEN_ALONE}, or {LISTEN_FOR_NODES} with --nnodes)"
     )
     where.add_argument("--listen", metavar="HOST:PORT", help=help_text)
@@ -74,7 +74,7 @@ def add_parser(subparsers: Subparsers) -> None:
     ends.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
     help_text = "treat copies ended by a signal, such as SIGKILL, as losses: exit with 0 if all others succeed"
     ends.add_argument("--tolerate-losses", action="store_true", help=help_text)
-    help_text = "time for processes to end before they are killed (default: %(default)g)"
+    help_text = "seconds that processes get to end before they are killed (default: %(default)g)"
     option("--grace", type=seconds, default=10.0, metavar="SECONDS", help=help_text)
     option("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
     help_text = "a Python file, or a module's name after -m; it gets all arguments that follow"

@@ -66,7 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
     starts.add_argument("--resume", dest="start", action="store_const", const="resume", help=argparse.SUPPRESS)
     option("--tls-cert", metavar="FILE", help="use TLS with peers, with this certificate (PEM)")
     option("--tls-key", metavar="FILE", help="the certificate's key, if it is in another file")
-    help_text = "admit only peers whose certificate was signed by one in this file"
+    help_text = "admit only peers whose certificate was signed by a CA in this file"
     option("--tls-client-ca", metavar="FILE", help=help_text)
     parser.set_defaults(run=run)
 
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context for a master, or None without a certificate. ValueError if a file cannot be used."""
+    """Return the TLS context for a master, or None without a certificate. Raise ValueError if a file cannot be used."""
     if certificate is None:
         if key or client_ca:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert")

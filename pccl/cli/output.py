@@ -22,7 +22,7 @@ def failed(command: str, why: object) -> int:
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Print and flush. BrokenPipeError or OutputError."""
+    """Print and flush. Raise BrokenPipeError or OutputError on failure."""
     if sys.stdout is None:
         raise OutputError("it is closed")
     try:

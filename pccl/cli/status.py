@@ -31,9 +31,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_master(parser)
     option = parser.add_argument
-    help_text = "refresh it at this interval until Ctrl-C (default: %(const)g); in a pipe, print it repeatedly"
+    help_text = "refresh the state at this interval until Ctrl-C (default: %(const)g); in a pipe, print it repeatedly"
     option("--watch", metavar="SECONDS", type=interval, nargs="?", const=1.0, help=help_text)
-    option("--json", action="store_true", help="print it as one line of JSON")
+    option("--json", action="store_true", help="print the state as one line of JSON")
     help_text = "for probes: exit silently with 0 if the master answers and --peers and --peer hold, else with 1"
     option("--check", action="store_true", help=help_text)
     help_text = "with --check: at least N peers are in the run"

@@ -50,10 +50,10 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "seconds between kills of the leading master; another is started at its address"
     option("--kill-master-every", help_text, dest="kill_master", **interval)
     option("--standbys", "standby masters, whose addresses all peers know", metavar="N")
-    help_text = "masters record their run on disk (default: if they are killed and have no standby)"
+    help_text = "masters record their run on disk (default: only if they are killed and have no standby)"
     option("--state", help_text, action=argparse.BooleanOptionalAction)
     option("--timeouts", "give up some ops after a short timeout")
-    help_text = "threads with which some peers reduce, mixing all_reduce and all_reduce_async"
+    help_text = "number of threads with which some peers reduce, mixing all_reduce and all_reduce_async"
     option("--threads", help_text, metavar="N")
     help_text = (
         "seconds between interrupts: a peer receives SIGINT in the middle of a call, its buffers must be unchanged, "

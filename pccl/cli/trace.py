@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "trace",
-        help="draw the last ops of all peers on one timeline",
+        help="draw all peers' most recent ops on one timeline",
         description="Fetches all peers' flight recorders from a master and writes them as one timeline for "
         "https://ui.perfetto.dev, with ops and their waits, compute, links, views and calls. It does not join the "
         "run. If the run uses a token or TLS, it needs a peer's settings (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
@@ -35,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     help_text = "read the recordings from these PCCL_TRACE_DIR files instead of asking a master"
     option("--files", metavar="FILE", nargs="+", help=help_text)
     add_token_file(parser)
-    add_timeout(parser, 60.0, "draw what has arrived after this time")
+    add_timeout(parser, 60.0, "draw only the recordings that arrive within this time")
     parser.set_defaults(run=run)
 
 

@@ -14,8 +14,8 @@ The rendezvous uses Ray's key-value store:
    starts a standby and adds its address, so that the group survives the loss of the actor with the master.
 2. Once both addresses are stored, rank 0 connects, which starts the run, and records this in the store. Then the other
    actors connect, and those that are already connected admit them.
-3. A record may belong to an earlier group with the same name, whose masters do not answer. Rank 0 then writes a new
-   record, and the others read it again.
+3. If a record's masters do not answer, it belongs to an earlier group with the same name. Rank 0 then writes a new
+   record, which the others read.
 4. If a master answers and leads members, the group is alive: a restarted actor joins it as a newcomer and waits until
    the members call `admit`.
 5. Members exchange their ranks with an all_gather at the start and after each admission.
@@ -74,7 +74,7 @@ class Record:
     token: str
     is_founded: bool = False
     is_complete: bool = False
-    """Whether all actors have been in the run; any later newcomer is a restarted actor."""
+    """Whether all actors have joined the run at some time; any later newcomer is a restarted actor."""
 
     @property
     def address(self) -> str:

@@ -137,7 +137,7 @@ def _ranges(found: Any) -> list[Range]:
 
 
 def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
-    """Audit the logs of all peers in a run. AuditError or OSError."""
+    """Audit the logs of all peers in a run. Raise AuditError or OSError if they cannot be read."""
     logs = _Logs(paths)
     ((size, seed, shuffle),) = logs.streams
     found = Audit(dataset_size=size)

@@ -29,7 +29,7 @@ _MASTER_READY = b"pccl master listening on "
 _MASTER_SHOWS = b"pccl master shows the run at "
 STDERR_BYTES_SHOWN = 6000
 DRAIN_TIMEOUT_S = 1.0
-"""The maximum wait for a process's last output after it has ended, since a grandchild may keep its pipe open."""
+"""The maximum wait for the last output of a process that has ended. A grandchild may keep its pipe open."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For several processes on few cores, where multithreaded array operations would only compete."""
 

@@ -51,7 +51,7 @@ def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -
     """Return the nodes from `--nnodes` and `--node-rank`, else from NNODES and NODE_RANK in the environment.
 
     Schedulers such as Kubeflow's PyTorchJob start one launcher per node, with the node's RANK and WORLD_SIZE. These are
-    used if WORLD_SIZE is the number of nodes. Raises PlanError.
+    used if WORLD_SIZE is the number of nodes. Raise PlanError if the values are invalid.
     """
     count = count if count is not None else _number("NNODES", environment, 1)
     if count < 1:
@@ -76,7 +76,7 @@ def _number(name: str, environment: Mapping[str, str], default: int | None) -> i
 
 
 def masters_address(these: Nodes, given: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the address of the copies' master, or None if this node starts it. Raises PlanError.
+    """Return the address of the copies' master, or None if this node starts it. Raise PlanError if it is unknown.
 
     Node 0 starts the master; the other nodes find it at MASTER_ADDR unless its address is given.
     """
@@ -327,7 +327,7 @@ class Supervisor:
     # Stopping
 
     def _stop(self, number: signal.Signals) -> None:
-        """Ask the scripts to end, or the master if there are none. Remaining processes are killed after `grace_s`."""
+        """Ask the scripts to end, or the master if no script is left. Others are killed after `grace_s`."""
         self._stopping = True
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + self._options.grace_s

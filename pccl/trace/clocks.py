@@ -4,10 +4,10 @@ The *shift* of a peer's monotonic clock is added to its times. It is bounded by
 
 1. the clock's name: processes on one machine share a clock and need no shift;
 2. timestamps that the master exchanged with each peer (`runtime.master.requests`) or, for files, the wall clocks;
-3. the ops: no peer is done before all have launched, which bounds the shift to microseconds.
+3. the ops: none ends on a peer before all peers have launched it, which bounds the shift to microseconds.
 
 The shift is the middle of the interval that all bounds allow. If the bounds contradict each other, for example because
-one clock runs faster, fewer and fewer of the last ops are used, and finally only the timestamps.
+one clock runs faster, fewer and fewer of the most recent ops are used, and finally only the timestamps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 """Kinds of op that end only after all peers have launched them."""
 
 Times = dict[tuple[int, int, int, int], tuple[int, int]]
-"""For each op, the last launch on a clock and the first time when all were known to have launched it (0: never)."""
+"""For each op, the last launch on a clock, and the first time when all launches were known (0: never)."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Draws a trace as Chrome trace events (JSON), for Perfetto and chrome://tracing.
 
-Each peer is drawn as a process. It has rows for each tag's ops and their phases, for times when a thread had no op in
-flight (compute), for group calls, events and link counters. An arrow leads from the last peer that launched an op to
-the op's end on the other peers.
+Each peer is drawn as a process. Its rows show each tag's ops and their phases, the times when a thread had no op in
+flight (compute), group calls, events and link counters. An arrow leads from the peer that launched an op last
+to the op's end on the other peers.
 """
 
 from __future__ import annotations

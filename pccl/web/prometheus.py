@@ -29,7 +29,7 @@ class NotInstalledError(Exception):
 
 
 def exposition(status: RunStatus) -> tuple[str, bytes]:
-    """Return the content type and the text of a run's metrics. NotInstalledError if the library is missing."""
+    """Return the content type and the text of a run's metrics. Raise NotInstalledError if the library is missing."""
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector

@@ -1,8 +1,8 @@
 """The status page's routes: maps a method, a path and a Host header to an answer, without sockets.
 
 To prevent DNS rebinding, the server answers only to Hosts that no other server can have: `localhost`, its own
-addresses, this machine's name, the name that it listens on and those that the user gave. A request without a Host does
-not come from a browser, so it is answered.
+addresses, this machine's name, the name that it listens on and those that the user gave. It also answers requests
+without a Host, which do not come from browsers.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def host_in(header: str) -> str:
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
-    """Return host names and addresses, normalized as by `host_in`. ValueError if one is invalid."""
+    """Return host names and addresses, normalized as by `host_in`. Raise ValueError if one is invalid."""
     given: Any = names
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(each, str) for each in given):
         raise ValueError(f"host names must be a list, not {names!r}")
@@ -134,7 +134,7 @@ class Routes:
         }
 
     def answer(self, method: str, target: str, host: str | None) -> Answer:
-        """Answer a request. `host` is its Host header, or None without one."""
+        """Answer a request. `host` is its Host header, or None if it has none."""
         path = target.partition("?")[0]
         if path != ANY_HOST and host is not None and not self._hosts.know(host):
             return Answer(421, TEXT, f"{self._hosts.refusal(host)}\n".encode())

@@ -1,6 +1,6 @@
 """Serves `routes` over HTTP/1.1 with h11, one request per connection, in the thread of the master's control plane.
 
-At most CONNECTIONS_MAX connections are open; a new one replaces the oldest. A request's head is at most HEAD_BYTES_MAX,
+At most CONNECTIONS_MAX connections are open; one more replaces the oldest. A request's head is at most HEAD_BYTES_MAX,
 its body is not read, and its connection is closed after CONNECTION_S.
 """
 

@@ -135,7 +135,7 @@ def test_defaults() -> None:
         ({"block_size": -1}, "from 8 to 65536"),
         ({"block_size": 65537}, "from 8 to 65536"),
         ({"bits": 4, "block_size": 33}, "must be even"),
-        ({"seed": -1}, "seed -1"),
+        ({"seed": -1}, "seed must be .*, not -1"),
         ({"seed": 2**64}, "seed"),
     ],
 )

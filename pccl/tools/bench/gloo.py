@@ -1,4 +1,4 @@
-"""Runs torch's Gloo on the same arrays as pccl, because a tensor made from an array shares its memory.
+"""Runs torch's Gloo on the same arrays as pccl, through tensors that share the arrays' memory.
 
 This module is imported only on request, because it imports torch. torch uses one thread, and Gloo uses its default.
 """

@@ -88,7 +88,7 @@ def _peers(peer: LocalPeer, count: int, token: str | None = None) -> Iterator[tu
 def _messages(
     processes: Processes, children: list[Child], kind: Any, victim: Child | None = None
 ) -> Iterator[tuple[Child, Any]]:
-    """Yield all peers' messages until they have ended. ToolError if a peer other than the victim fails."""
+    """Yield all peers' messages until they have ended. Raise ToolError if a peer other than the victim fails."""
     running = set(children)
     while running:
         event = processes.next_event()

@@ -77,7 +77,7 @@ def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> I
 
 
 def reduce_until_loss(plan: KillPlan, master: str) -> Iterator[Step]:
-    """Reduce until a peer was lost and `steps_after` further reduces were committed."""
+    """Reduce until a peer has been lost and `steps_after` further reduces have been committed."""
     with Communicator(master, connections=plan.connections) as communicator:
         communicator.wait_for_peers(plan.peers)
         template = np.random.default_rng().standard_normal(plan.bytes // 4, dtype=np.float32)

@@ -93,7 +93,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def cases(plan: Plan) -> list[Case]:
-    """Return the cases for each number of peers and connections. ToolError if a case cannot be measured."""
+    """Return the cases for each number of peers and connections. Raise ToolError if a case cannot be measured."""
     dtype = np.dtype(plan.dtype)
     for size_bytes in plan.sizes_bytes:
         if size_bytes % dtype.itemsize or size_bytes // dtype.itemsize < max(plan.tensors):
@@ -129,7 +129,7 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def parse_quantization(text: str) -> QuantizationOptions | None:
-    """Return the options for a quantization, or None for `none`. ValueError if it is invalid."""
+    """Return the options for a quantization, or None for `none`. Raise ValueError if it is invalid."""
     if text == UNQUANTIZED:
         return None
     name, *words = text.split(":")
@@ -183,7 +183,7 @@ _BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes in a size such as `64MiB`, `1.5 GiB`, `4KB` or `4096`. ValueError if it is invalid."""
+    """Return the number of bytes in a size such as `64MiB`, `1.5 GiB` or `4096`. Raise ValueError if it is invalid."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 4096, 4KiB or 64MiB")

@@ -53,7 +53,7 @@ class _Spans:
 
 
 def join_ring(rank: int, addresses: list[tuple[str, int]], listener: socket.socket) -> RawRing:
-    """Connect a rank to its neighbours, given all listeners' addresses, and close `listener`. OSError on failure."""
+    """Connect a rank to its neighbours, given all ranks' addresses, and close `listener`. Raise OSError on failure."""
     with listener:
         listener.settimeout(JOIN_TIMEOUT_S)
         # The listen backlog completes a dial before accept(), so ranks may connect in any order.

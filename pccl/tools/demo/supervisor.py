@@ -2,7 +2,7 @@
 
 - It kills the victim when all peers have begun their all-reduces, so that each survivor has ops that cannot finish.
 - It starts the newcomer once the kill step is over, so that the newcomer has a few steps' time to load.
-- A row is complete when as many peers have reported the step as took part in it. If a lost peer leaves a row
+- A row is complete when all peers that took part in the step have reported it. If a lost peer leaves a row
   incomplete, the row is shown when a later row is complete.
 
 If no step ends for `step_timeout_s`, it gives up and reports what each peer is doing.

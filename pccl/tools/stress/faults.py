@@ -1,4 +1,4 @@
-"""Chooses faults: peers to disturb, partitions, kills of masters. There is no I/O; time and generator are arguments.
+"""Chooses faults: peers to disturb, partitions, kills of masters. It does no I/O; time and generator are arguments.
 
 A partition blocks directions between processes. A peer is identified by its slot, the master by MASTER, and standbys by
 smaller numbers. A partition has one of four kinds:

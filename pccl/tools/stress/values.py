@@ -3,8 +3,8 @@
 Every running peer has a slot, a number below SLOTS. Element i of an op has a key k(i) in [0, SLOTS); the peer in slot s
 contributes 2**p with p = s xor k if p is below the op's number of positions, else 0. In a sum over a set of peers, each
 bit then stands for a peer, and SLOTS elements with all keys show every peer, even if the type or the quantization has
-room for only one position. Keys differ between ops. So a result is wrong not only if it lacks a peer or contains one
-twice, but also if it contains another op's bytes, or its own bytes in the wrong place.
+room for only one position. Keys differ between ops. This exposes not only results that lack a peer or contain one
+twice, but also those with another op's bytes, or with their own bytes in the wrong place.
 
 Sums of powers of two below 2**SLOTS are exact in all types that hold all positions. With one position, every element is
 0 or 1; this is used for quantized sums, AVG, MAX, and (shifted) MIN and PROD.

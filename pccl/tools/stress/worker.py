@@ -355,7 +355,7 @@ class Worker:
         self._at("connecting")
         self._group_call(partial(self._communicator.connect, CONNECT_ATTEMPTS), "connect")
         self._send(Joined(self._session))
-        # A newcomer may continue after update_topology, where the others return from it, or start the loop at its top.
+        # A newcomer may continue as if update_topology had returned, like the others, or start at the top of the loop.
         enters_at_sync = self._random.random() < 0.5
         while not self._leave.is_set():
             if not enters_at_sync:
