@@ -17,7 +17,7 @@ environment variables:
   PCCL_MASTER                   the master's HOST:PORT, which Communicator() uses
   RANK, WORLD_SIZE              the copy's number, from 0, and the number of copies on all nodes
   LOCAL_RANK, LOCAL_WORLD_SIZE  the same for the copies on this machine
-  MASTER_ADDR, MASTER_PORT      the address at which rank 0 of a torch.distributed program opens its store: as
+  MASTER_ADDR, MASTER_PORT      the address where rank 0 of a torch.distributed program opens its store: as
                                 already set, else a free port on this machine or, with several nodes, port 29500 on the
                                 first node
   PCCL_LAUNCH_INDEX, PCCL_LAUNCH_COUNT  the same as RANK and WORLD_SIZE

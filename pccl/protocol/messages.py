@@ -221,7 +221,7 @@ class Aborted(Part, frozen=True):
 
 
 class GroupCallOutcome(Part, frozen=True):
-    """The result of the most recent group call of one kind in which the peer took part."""
+    """The result of the most recent group call of one kind that the peer took part in."""
 
     kind: str
     call_number: int

@@ -374,7 +374,7 @@ def _prefix(descriptor: int, name: str, colour: int) -> bytes:
 
 
 def _dialable(address: str) -> str:
-    """Return the address at which local processes reach a master that listens on `address`."""
+    """Return the address that local processes use to reach a master that listens on `address`."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
 

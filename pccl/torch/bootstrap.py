@@ -41,9 +41,9 @@ KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 RETRY_S = 0.05
 LEAVE_S = 1.0
-"""The number of seconds for which a leaving rank waits until the others know that it leaves."""
+"""How long, in seconds, a leaving rank waits until the others know that it leaves."""
 LOST_MASTER_S = 5.0
-"""The number of seconds for which ranks that lost the master try to reach it or a standby."""
+"""How long, in seconds, ranks that lost the master try to reach it or a standby."""
 LOST_PARTNER_S = 1.0
 """The same limit in a group of two, which has no standby."""
 STANDBYS = 2
@@ -148,7 +148,7 @@ def _standby_keys(token: str, size: int) -> dict[str, int]:
 
 
 def _masters(store: Any, record: _Record, size: int) -> str:
-    """Return addresses at which this process reaches the master and the standbys, which must have started."""
+    """Return the addresses that this process uses to reach the master and the standbys, which must have started."""
     found = [record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))]
     return ",".join(as_seen_from_here(each, host_of(store)) for each in found)
 
@@ -275,7 +275,7 @@ STANDBY_LINGER_S = 3.0
 
 
 def advertised_host(towards: str = "") -> str:
-    """Return a host at which other processes can reach this one.
+    """Return a host name or address that other processes can use to reach this one.
 
     Uses the first of these that is known: PCCL_ADVERTISE; the source address towards the host `towards`; the address
     of this machine's name; the source address towards the internet; the loopback address. If the source address towards

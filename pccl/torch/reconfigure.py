@@ -41,7 +41,7 @@ from pccl.types import Result
 PROBE_S = 0.5
 """The number of seconds between two probes of the missing ranks, and the time limit of each probe."""
 GRACE_S = 1.0
-"""The number of seconds by which a call may exceed its timeout if the store does not answer."""
+"""How far, in seconds, a call may exceed its timeout if the store does not answer."""
 _HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
 
 

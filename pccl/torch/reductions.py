@@ -48,7 +48,7 @@ class Reduction(NamedTuple):
     op: ReduceOp
     fold: Fold | None = None
     factor: Any = None
-    """The factor by which each rank multiplies its tensor before the sum, if any."""
+    """The factor that each rank's tensor is multiplied by before the sum, if any."""
 
 
 SUM = Reduction(ReduceOp.SUM)

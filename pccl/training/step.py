@@ -30,7 +30,7 @@ class StepReport:
     state_tx_bytes: int
     state_rx_bytes: int
     waited_s: float
-    """The number of seconds for which the computation waited for the network."""
+    """Seconds that the computation waited for the network."""
 
 
 class GroupStep:

@@ -50,7 +50,7 @@ def hold_s(
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
-    """Return the number of seconds after its start for which a master starts no run. `has_state` tells whether the
+    """Return how many seconds after its start a master starts no run. `has_state` tells whether the
     master has a state directory, and `idle_s` is the time since the last master used it."""
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf

@@ -20,7 +20,7 @@ from pccl.types import Result
 GATHER_TIMEOUTS = 3.0
 """Number of peer timeouts after which a waiting peer is dismissed. It may connect again."""
 DOUBT_TIMEOUTS = 2.0
-"""Number of peer timeouts for which a master with a record waits for a majority."""
+"""How many peer timeouts a master with a record waits for a majority."""
 LOG_DELAY_S = 1.0
 
 

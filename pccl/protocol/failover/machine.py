@@ -52,7 +52,7 @@ from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptio
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
-"""Share of the peer timeout for which a master's process may be suspended before it stops leading."""
+"""Share of the peer timeout that a master's process may be suspended before it stops leading."""
 DEPOSED_TIMEOUTS = 2.0
 """After being deposed, start no run for this many peer timeouts: peers may have moved to another master."""
 

@@ -1,7 +1,7 @@
 """Addresses, listening sockets, and the order of masters in a search.
 
 If the master sees a peer at a loopback address, the peer runs on the master's machine. A dialer then replaces that
-address with the one at which it reached the master.
+address with the one it reached the master at.
 
 `MasterAddresses` searches for a master. Time and random numbers are arguments:
 

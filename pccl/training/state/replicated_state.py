@@ -54,7 +54,7 @@ LATE = "late optimizer state"
 HEADER_BYTES = 8
 """The size of the header, which is the length of the encoded objects, little-endian."""
 PARTING_S = 1.0
-"""The number of seconds for which a peer that ends its run waits for the others to compare the final state."""
+"""How long, in seconds, a peer that ends its run waits for the others to compare the final state."""
 
 logger = logging.getLogger(__name__)
 
