@@ -169,6 +169,8 @@ class SessionHolder:
         """Whether a master has answered and this peer waits for admission."""
         self._is_closed = False
         self._is_synced = False
+        self._first_size = 0
+        """The size of the group when this peer was admitted, until the first `wait_for_peers`."""
         """Whether `admit_peers` or `sync_shared_state` has synchronized a state since newcomers were last admitted."""
 
     # Life.
@@ -251,6 +253,7 @@ class SessionHolder:
                 warnings.close()
                 warnings.enter_context(waiting("connect", self._connect_reason, logger))
                 await session.installed.wait()
+                self._first_size = session.view.world_size if session.view is not None else 0
         except BaseException:  # cancelled, or trio's KeyboardInterrupt
             with trio.CancelScope(shield=True):
                 await session.close()
@@ -445,6 +448,9 @@ class SessionHolder:
 
         async def gather() -> int:
             pause_s = PAUSE_S_MIN
+            first_size, self._first_size = self._first_size, 0
+            if first_size >= count:
+                return first_size  # admitted together, though others may have left since
             if self.view(name).world_size < count:
                 self.session(name).require_no_ops()  # newcomers cannot be admitted before all ops have ended
             while (world_size := self.view(name).world_size) < count:

@@ -209,6 +209,18 @@ def test_wait_for_peers_ends_though_the_newcomer_has_left(cluster: Cluster, monk
     leaving.result()
 
 
+def test_wait_for_peers_counts_peers_that_were_admitted_together(cluster: Cluster) -> None:
+    cluster.join(1)
+    newcomer = cluster.new()
+    connecting = Background(newcomer.connect)
+    assert cluster[0].wait_for_peers(2, timeout=WAIT_S) == 2
+    connecting.result()
+    cluster.close(cluster[0])
+    assert newcomer.wait_for_peers(2, timeout=WAIT_S) == 2
+    assert refusal(partial(newcomer.wait_for_peers, 2, timeout=0.01)).result is Result.TIMEOUT
+    newcomer.close()
+
+
 def test_long_wait_for_peers_is_logged(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

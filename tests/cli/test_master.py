@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -225,8 +226,11 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "{}:{}".format(*listener.getsockname())
+    """Return an address outside of the ports that the system gives to other tests."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return f"127.0.0.1:{port}"
 
 
 def _ends(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
