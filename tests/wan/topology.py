@@ -7,8 +7,7 @@ long, half as much more or less. One peer on each host; the master is on host 0.
 measures everything, the lab's own numbers say how good the ring is: its slowest link next to that of the best and of
 the worst of all rings. Then an all_reduce is timed on each of the three, and on the one that the order of joining made.
 
-To time a ring of our choice the master here obeys orders in some calls; the first is decided as anywhere, and so is
-the last, which knows what the ops have shown.
+To time a ring of our choice the master here obeys orders in some calls; the first and the last are decided as usual.
 """
 
 from __future__ import annotations
@@ -77,8 +76,6 @@ class Report:
     """The median of the slowest peer."""
     measured_mbit: dict[str, float] = field(default_factory=dict)
     """The figures that the master has of each link, such as 0->1."""
-    by_ops_mbit: dict[str, float] = field(default_factory=dict)
-    """The figures that the ops of all phases have shown since."""
 
 
 def measure(net: Net, megabytes: float) -> Report:
@@ -119,7 +116,6 @@ def measure(net: Net, megabytes: float) -> Report:
         report.slowest_mbit[phase] = net.slowest_mbit(ring)
         report.once_round_ms[phase] = net.once_round_ms(ring)
     report.measured_mbit = heard[0]["measured_mbit"]
-    report.by_ops_mbit = heard[-1]["by_ops_mbit"]
     return report
 
 
@@ -148,15 +144,14 @@ def run_master(addresses: list[str], orders: list[list[int]]) -> None:
         hosts = {peer: host for host, peer in by_host.items()}
         order = left.pop(0)
         ring, reason = decide(present, found, metrics) if order is None else ([by_host[host] for host in order], "told")
-        metrics_mbit: dict[str, dict[str, float]] = {"probe": {}, "op": {}}
+        measured_mbit = {}
         for a, b in permutations(present, 2):
             if (metric := metrics.get((a, b))) is not None:
-                metrics_mbit[metric.source][f"{hosts[a]}->{hosts[b]}"] = round(metric.bytes_per_s * 8e-6, 1)
+                measured_mbit[f"{hosts[a]}->{hosts[b]}"] = round(metric.bytes_per_s * 8e-6, 1)
         said = {
             "before": [hosts[peer] for peer in present],
             "ring": [hosts[peer] for peer in ring],
-            "measured_mbit": metrics_mbit["probe"],
-            "by_ops_mbit": metrics_mbit["op"],
+            "measured_mbit": measured_mbit,
         }
         print(json.dumps(said), flush=True)
         return ring, reason
@@ -236,9 +231,6 @@ def show(net: Net, report: Report) -> None:
             f"{phase:12}{report.slowest_mbit[phase]:9.0f} Mbit/s{report.once_round_ms[phase]:11.0f} ms"
             f"{report.reduce_s[phase]:12.2f} s  {' '.join(map(str, report.rings[phase]))}"
         )
-    for link, mbit in report.by_ops_mbit.items():
-        a, b = map(int, link.split("->"))
-        print(f"by its ops {link} carries {mbit:.0f} Mbit/s, of {net.rates_mbit[a, b]:.0f}")
 
 
 if __name__ == "__main__":
