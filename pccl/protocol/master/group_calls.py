@@ -169,7 +169,6 @@ class GroupCalls:
     # Deadlocked calls.
 
     def deadlines(self) -> list[float]:
-        now = self._state.now
         waits = (
             wait
             for group in self._state.groups.values()
@@ -177,8 +176,13 @@ class GroupCalls:
             for wait in self._waits_of(group.ring).values()
         )
         return [
-            wait.since + OVER_S for wait in waits if wait.kind == Kind.ARE_PEERS_PENDING and now < wait.since + OVER_S
+            wait.since + OVER_S
+            for wait in waits
+            if wait.kind == Kind.ARE_PEERS_PENDING and not self._is_past(wait, OVER_S)
         ]
+
+    def _is_past(self, wait: Wait, delay_s: float) -> bool:
+        return self._state.now >= wait.since + delay_s  # as `deadlines` adds, since subtracting may round differently
 
     def end_deadlocked(self) -> None:
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
@@ -242,15 +246,14 @@ class GroupCalls:
             self._end(waits, vote.reason)
 
     def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
-        may_be_over = completion.is_mutual(op.tag, group.is_mutual)
-        asked_by = self._state.now - (OVER_S if may_be_over else 0.0)
+        delay_s = OVER_S if completion.is_mutual(op.tag, group.is_mutual) else 0.0
         return {
             peer: wait
             for peer, wait in self._waits_of(group.participants(op)).items()
             if peer not in stuck
             and (
                 wait.kind in Kind.EXCLUSIVE
-                or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops and wait.since <= asked_by)
+                or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops and self._is_past(wait, delay_s))
             )
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind, OpRef, PendingAnswer
 from tests.protocol.master.rig import TAG, Rig
@@ -27,8 +29,11 @@ def test_question_after_a_long_op_waits_for_the_other_peers() -> None:
     assert [answers(rig, peer) for peer in (1, 2, 3)] == [[0], [0], [0]]
 
 
-def test_question_ends_while_others_wait_in_an_op_of_this_peer() -> None:
+@pytest.mark.parametrize("asked_at", [0.0, 0.9])
+def test_question_ends_while_others_wait_in_an_op_of_this_peer(asked_at: float) -> None:
+    """At 0.9 s, adding a second and taking it away again gives less."""
     rig = Rig(0, 0)
+    rig.now = asked_at
     epoch = rig.master.state.groups[0].epoch
     rig.hear(1, m.OpsStalled(epoch, [OP]))
     rig.hear(2, ASK)
