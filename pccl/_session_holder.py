@@ -168,9 +168,9 @@ class SessionHolder:
         self._is_joining = False
         """Whether a master has answered and this peer waits for admission."""
         self._is_closed = False
-        self._is_synced = False
         self._first_size = 0
-        """The size of the group when this peer was admitted, until the first `wait_for_peers`."""
+        """The size of the group when this peer was admitted, until the first group call."""
+        self._is_synced = False
         """Whether `admit_peers` or `sync_shared_state` has synchronized a state since newcomers were last admitted."""
 
     # Life.
@@ -421,6 +421,7 @@ class SessionHolder:
     async def group_call(self, func_name: str, kind: str, timeout: Timeout) -> int:
         """Make a group call and return its result, a number whose meaning depends on `kind`."""
         session = self.session(func_name)
+        self._first_size = 0
         if kind == Kind.UPDATE_TOPOLOGY:
             self._is_synced = False  # even if the call fails here, since it may have succeeded on the other peers
         return await self._bounded(
@@ -449,7 +450,7 @@ class SessionHolder:
         async def gather() -> int:
             pause_s = PAUSE_S_MIN
             first_size, self._first_size = self._first_size, 0
-            if first_size >= count:
+            if first_size >= count and not self.session(name).has_had_ops:
                 return first_size  # admitted together, though others may have left since
             if self.view(name).world_size < count:
                 self.session(name).require_no_ops()  # newcomers cannot be admitted before all ops have ended

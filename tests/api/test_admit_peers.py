@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -219,6 +220,16 @@ def test_wait_for_peers_counts_peers_that_were_admitted_together(cluster: Cluste
     assert newcomer.wait_for_peers(2, timeout=WAIT_S) == 2
     assert refusal(partial(newcomer.wait_for_peers, 2, timeout=0.01)).result is Result.TIMEOUT
     newcomer.close()
+
+
+@pytest.mark.parametrize("call", [reduce_once, Communicator.are_peers_pending])
+def test_wait_for_peers_waits_after_other_calls(cluster: Cluster, call: Callable[[Communicator], object]) -> None:
+    """Though the group was large enough when this peer was admitted."""
+    cluster.join(2)
+    together([partial(call, peer) for peer in cluster.peers])
+    cluster.close(cluster[0])
+    until(lambda: cluster[0].world_size == 1, "the loss is known")
+    assert refusal(partial(cluster[0].wait_for_peers, 2, timeout=0.01)).result is Result.TIMEOUT
 
 
 def test_long_wait_for_peers_is_logged(

@@ -95,6 +95,11 @@ class WorkCounters:
         while len(self._ops) > EPOCHS_REPORTED:
             del self._ops[min(self._ops)]
 
+    @property
+    def has_ops(self) -> bool:
+        """Whether an op has ended."""
+        return bool(self._ops)
+
     def state_fetched(self, rx_bytes: int) -> None:
         self._state_rx_bytes += rx_bytes
 

@@ -188,6 +188,10 @@ class PeerSession:
         return self._machine.is_led
 
     @property
+    def has_had_ops(self) -> bool:
+        return self._counters.has_ops
+
+    @property
     def is_unheard(self) -> bool:
         """Whether the connection broke before a master had answered, so that another session may succeed."""
         return self._control.is_cut_off and self.view is None
