@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -53,35 +53,44 @@ def _span(tensor: Tensor) -> Span:
     return start, start + (last + 1) * tensor.element_size()
 
 
-Owner = TypeVar("Owner")
+Owner = TypeVar("Owner", bound=Hashable)
+Entry = tuple[int, int, int, bool]
+"""The start and end of a span, its unique number, and whether it is written."""
 
 
 class Uses(Generic[Owner]):
     """The memory that a group's open calls use. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, int, int, bool, Owner]] = []
-        """The start and end of each span, its unique number, whether it is written, and the call that uses it."""
+        self._entries: list[Entry] = []
+        self._owners: dict[int, Owner] = {}
+        self._entries_of: dict[Owner, list[Entry]] = {}
         self._numbers = itertools.count()
         self._longest = 0
 
     def add(self, owner: Owner, use: Use) -> None:
         for (start, end), is_written in use.spans():
-            insort(self._entries, (start, end, next(self._numbers), is_written, owner))
+            entry = (start, end, next(self._numbers), is_written)
+            insort(self._entries, entry)
+            self._owners[entry[2]] = owner
+            self._entries_of.setdefault(owner, []).append(entry)
             self._longest = max(self._longest, end - start)
 
     def remove(self, owner: Owner) -> None:
-        self._entries = [entry for entry in self._entries if entry[4] != owner]
-        self._longest = self._longest if self._entries else 0
+        for entry in self._entries_of.pop(owner, ()):
+            del self._entries[bisect_left(self._entries, entry)]
+            del self._owners[entry[2]]
+        if not self._entries:
+            self._longest = 0
 
     def disturbed_by(self, use: Use) -> list[Owner]:
         """Return the calls that conflict with a use of memory."""
         found: dict[Owner, None] = {}
         for (start, end), is_written in use.spans():
             for index in range(bisect_left(self._entries, (start - self._longest,)), len(self._entries)):
-                first, behind, _, writes, owner = self._entries[index]
+                first, behind, number, writes = self._entries[index]
                 if first >= end:
                     break
                 if behind > start and (is_written or writes):
-                    found[owner] = None
+                    found[self._owners[number]] = None
         return list(found)

@@ -237,20 +237,22 @@ class PointToPointMethods(GroupCalls):
         return bool(posted) and posted is not None and posted[0].work.is_completed()
 
     def _deliver(self, src: int, tag: int) -> None:
-        """Deliver a tensor that has arrived from a rank to the oldest recv that wants it."""
+        """Deliver a tensor that has arrived from a rank to the oldest recv that it fits."""
         with self._posting:
+            if not self._is_here(src, tag):
+                return
+            posted = self._posted[src, tag][0]
+            error, count = posted.work.exception(), posted.array.numel()
             wanted = [each for each in self._wanted.get(tag, ()) if each.src in (None, src)]
-            if not wanted or not self._is_here(src, tag):
+            found = next((each for each in wanted if error is not None or each.tensor.numel() == count), None)
+            if found is None:
                 return
-            work, tensor, _, end_event = wanted[0]
-            posted = self._posted[src, tag].popleft()
-            error = posted.work.exception()
-            if error is None and posted.array.numel() != tensor.numel():
-                self._posted[src, tag].appendleft(posted)
-                return
-            self._wanted[tag].remove(wanted[0])
-            if len(wanted) > 1 and not self._posted[src, tag]:
-                self._post(src, tag, wanted[1].tensor)
+            self._posted[src, tag].popleft()
+            self._wanted[tag].remove(found)
+            wanted.remove(found)
+            if wanted and not self._posted[src, tag]:
+                self._post(src, tag, wanted[0].tensor)
+        work, tensor, _, end_event = found
         if end_event is not None:
             end_event()
         if error is None:

@@ -240,6 +240,8 @@ def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
         return meeting.result(limit_s)
     except BaseException as error:
         if not meeting.cancel():
+            if isinstance(error, FutureTimeoutError):
+                return meeting.result()  # it came between the timeout and the cancellation
             if meeting.exception() is None:
                 meeting.result().leave("reconfigure was interrupted there")
         elif isinstance(error, FutureTimeoutError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -132,3 +133,16 @@ def test_handle_lists_keep_order_and_sets_are_sorted() -> None:
         ordered([])
     with pytest.raises(RendezvousError, match="is not a handle of a pccl process group"):
         Handle.parse("gloo:0:-1:0:")
+
+
+def test_meeting_that_arrives_with_the_timeout_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            found = super().result()
+            if timeout is not None:
+                raise TimeoutError
+            return found
+
+    monkeypatch.setattr(reconfigure, "Future", Late)
+    meeting: Any = object()
+    assert reconfigure._bounded(0.0, lambda: meeting) is meeting

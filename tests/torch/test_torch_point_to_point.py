@@ -195,6 +195,33 @@ def test_recvs_take_posted_tensors_in_order() -> None:
     assert run_ranks(2, script)[0] == [0.0, 1.0, 2.0]
 
 
+def test_recv_is_not_held_up_by_one_that_expects_another_length() -> None:
+    def script(rank: int) -> list[float]:
+        if rank == 0:
+            first, large, small = torch.zeros(4), torch.zeros(8), torch.zeros(4)
+            work = dist.irecv(first)
+            dist.barrier()
+            work.wait()
+            later = [dist.irecv(large), dist.irecv(small, 1)]
+            dist.barrier()
+            dist.barrier()
+            for each in reversed(later):
+                each.wait()
+            return [first[0].item(), large[0].item(), small[0].item()]
+        if rank == 2:
+            dist.send(torch.full((4,), 1.0), 0)
+        dist.barrier()
+        dist.barrier()
+        if rank == 1:
+            dist.send(torch.full((4,), 2.0), 0)
+        dist.barrier()
+        if rank == 2:
+            dist.send(torch.full((8,), 3.0), 0)
+        return []
+
+    assert run_ranks(3, script)[0] == [1.0, 3.0, 2.0]
+
+
 def test_loss_ends_recv() -> None:
     is_waiting = threading.Event()
 

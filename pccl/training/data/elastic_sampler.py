@@ -146,7 +146,8 @@ class ElasticSampler:
         members = self._ledger.members
         share, rounds = self.dataset_size, 1
         if members:
-            share, rounds = members[self._own].block, -(-share // sum(member.block for member in members))
+            per_round = sum(member.block for member in members)
+            share, rounds = members[self._own].block, -(-self.dataset_size // per_round)
         batch = self._batch_size or 1
         return rounds * -(-share // batch) if self._samples_per_step else -(-rounds * share // batch)
 

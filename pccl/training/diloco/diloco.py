@@ -179,8 +179,7 @@ class OuterLoop(Checkpointed):
         self._communicator = communicator
         self._model = model
         self._replica = replica = replica_of(model)
-        self.inner = inner
-        """The inner optimizer."""
+        self._inner = inner
         self._outer = outer or OuterNesterov()
         self._quantization = quantization
         self._tag = tag
@@ -246,6 +245,11 @@ class OuterLoop(Checkpointed):
     def outer_steps(self) -> int:
         """The number of outer steps in the whole run, including one in flight. The same on all peers."""
         return self.revision
+
+    @property
+    def inner(self) -> Stateful | None:
+        """The inner optimizer, as given to the constructor."""
+        return self._inner
 
     @property
     def inner_steps(self) -> int:

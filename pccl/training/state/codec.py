@@ -87,7 +87,10 @@ def _tree(value: Any, path: str, take: Take | None, depth: int = 0) -> Tree:
         raise ValueError(f"the state is nested more than {DEPTH_MAX} times, at {path[:100]}...")
     if isinstance(value, Mapping):
         entries = [
-            [_tree(key, f"a key of {path}", None, depth + 1), _tree(item, _below(path, key), take, depth + 1)]
+            [
+                _tree(key, f"a key of {path or 'the state'}", None, depth + 1),
+                _tree(item, _below(path, key), take, depth + 1),
+            ]
             for key, item in value.items()
         ]
         entries.sort(key=lambda entry: _packed(entry[0]))
@@ -97,7 +100,10 @@ def _tree(value: Any, path: str, take: Take | None, depth: int = 0) -> Tree:
     if kind is tuple or (torch is not None and kind is torch.Size):
         return [TUPLE, *(_tree(item, _below(path, i), take, depth + 1) for i, item in enumerate(value))]
     if kind is set or kind is frozenset:
-        return [SET, *sorted((_tree(item, f"{path}/...", None, depth + 1) for item in value), key=_packed)]
+        return [
+            SET,
+            *sorted((_tree(item, f"{path or 'the state'}/...", None, depth + 1) for item in value), key=_packed),
+        ]
     raise ValueError(
         f"{path or 'the state'} is a {kind.__module__}.{kind.__qualname__}; a state consists of dicts, lists, tuples, "
         "sets, numbers, strings, bytes, None, NumPy arrays and torch tensors"

@@ -200,8 +200,13 @@ class HeldTensors:
 
     def load_hook(self) -> Any:
         """Return a hook for `optimizer.register_load_state_dict_post_hook`, which calls `take_back`."""
-        take_back = weakref.WeakMethod(self.take_back)
-        return lambda _: (take_back() or bool)()
+        method = weakref.WeakMethod(self.take_back)
+
+        def hook(_: Any) -> None:
+            if (take_back := method()) is not None:
+                take_back()
+
+        return hook
 
     def take_back(self) -> None:
         """Copy the state loaded by `optimizer.load_state_dict` into the held tensors; missing tensors become zero.
