@@ -1,4 +1,5 @@
-/* sockets.c: pairs of sockets in memory as wires (wire.h), and descriptors that wake; simulated.h says what may happen to them. */
+/* sockets.c: pairs of sockets in memory as wires (wire.h), and descriptors that wake; simulated.h says what may happen
+ * to them. */
 #include "sim.h"
 
 #include "list.h"

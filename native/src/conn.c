@@ -231,8 +231,10 @@ static size_t tx_left_bytes(const pccl_conn *conn)
 /* Where systems do not tell, frames that the other engine has not acknowledged count as bytes in flight. */
 static void conn_look_at_wire(const pccl_conn *conn, uint64_t *in_flight_bytes, uint64_t *unsent_bytes)
 {
-    if (conn->wire->type->under_way(conn->wire, in_flight_bytes, unsent_bytes) != 0)
+    if (conn->wire->type->under_way(conn->wire, in_flight_bytes, unsent_bytes) != 0) {
         *in_flight_bytes = conn->tx_counted - conn->tx_acked;
+        *unsent_bytes = 0;
+    }
 }
 
 void pccl_conn_look_under_way(pccl_conn *conn)

@@ -75,7 +75,7 @@ typedef struct {
     enum pccl_frame_type type;
     uint32_t payload_bytes;
     uint32_t payload_crc;
-    uint8_t has_payload_crc; /* it is known, or never checked (records.h) */
+    uint8_t has_payload_crc; /* it is known, or never checked (wire.h) */
     uint32_t received_frames;
     pccl_op_key key;
     pccl_op_shape shape; /* READY, EAGER */

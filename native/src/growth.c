@@ -62,7 +62,7 @@ enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *t
         limit = PCCL_LIMIT_WINDOWS;
     if (!growth->has_started && tick->far > 0) {
         growth->has_started = 1;
-        limit = PCCL_LIMIT_START;
+        return PCCL_LIMIT_START;
     }
     if (limit <= growth->asked)
         return PCCL_LIMIT_NONE;

@@ -219,6 +219,7 @@ static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t 
     }
     PCCL_ASSERT(op->direct.turns[segment] == inbound->from);
     op->segments[inbound->index].crc = 0;
+    op->segments[inbound->index].state &= (uint8_t)~PCCL_SEGMENT_CHECKED;
     if (pccl_op_is_quantized(op)) {
         int has_slot = direct_waiting_slots(op) > 0;
         inbound->store = has_slot ? direct_waiting(op, segment, first) : pccl_op_wire_at(op, inbound->index);

@@ -6,8 +6,8 @@
  * The checksum of what goes out of recv is known by then: a final goes on as it came, and what was reduced was
  * checksummed while it was in cache.
  *
- * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the chunk
- * that starts here are ready from the beginning; another one is when it has arrived and has a further hop to make. A
+ * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the chunk that
+ * starts here are ready from the beginning; another one is when it has arrived and has a further hop to make. A
  * partial that is ready is sendable once the window (plans.h) has room for it.
  *
  * A reduce-scatter keeps what it owns: partials of other chunks that pass through are accumulated in slots instead, and

@@ -17,7 +17,7 @@
  *                as its share. It is made of rounds in which there was more to send than might be, and of these only
  *                of such that followed another: in the first one that arrives which was sent before
  *     no limit   as long as no round was crowded: a part of 1/CROWDED_PART was sent again while packets queued and
- *                several links carried, or one link over many connections. A network that takes everything gets it at once
+ *                several links carried, or one link over many connections. A network that takes all gets it at once
  *     limit      from then on. Under way are at most WINDOW_GAIN times what the rate delivers in a round trip; what is
  *                more than once that queues, or has arrived, and its acknowledgement waits behind what the receiver
  *                sends. And it gets there at PACE_GAIN times the rate, not at once. Where the network can do more,

@@ -1,7 +1,7 @@
 /* wire.h: the transport under a connection (conn.h): an interface, and its types.
  *
  * A wire carries bytes in order, in both directions, to the same connection of the other end, or breaks. Frames,
- * acknowledgments and loss are the connection's. Nothing blocks, and nothing allocates after the wire is made. A new
+ * acknowledgments and loss are the connection's. Nothing blocks, and sending and receiving allocate nothing. A new
  * type is a new table of functions; docs/design/engine.md lists the places that change.
  *
  * One thread owns a wire. The types are
@@ -85,7 +85,8 @@ struct pccl_wire {
 /* Makes a wire of a connected stream socket, which it takes, also on failure. 0 or PCCL_E_. */
 int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
 
-/* Puts a wire that encrypts in the place of *wire, which it owns from then on. 0, or PCCL_E_ without a change. */
+/* Puts a wire that encrypts in the place of *wire, which must have `receive` and which it owns from then on. 0, or
+ * PCCL_E_ without a change. */
 int pccl_wire_seal(pccl_wire **wire, const pccl_link_keys *keys);
 
 /* Returns the segments that were lost, of those that were sent again: the receiver had got the others (`in_vain`), as

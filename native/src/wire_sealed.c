@@ -141,6 +141,7 @@ static const pccl_wire_type sealed_type = {
 
 int pccl_wire_seal(pccl_wire **wire, const pccl_link_keys *keys)
 {
+    PCCL_ASSERT((*wire)->type->receive != NULL);
     pccl_records *records;
     int status = pccl_records_create(keys, &records);
     if (status != 0)

@@ -4,11 +4,11 @@
  *
  * A stream is a few frames of every kind, near to what an op that waits for them could get, or all that a rank of it
  * sends, in some order, with DONE at any place, the first included, and perhaps something said more than once; lengths
- * are at the boundaries of elements, segments and chunks, and parts of exchanges of any length, zero included. Bytes and fields of frames are then changed, most of them with their checksums made right again:
- * what has a wrong one gets no further than that. Ops are of every collective, algorithm and form that they have, with
- * windows of one segment in half of all streams. A quarter of them are encrypted, and some come after their op has
- * ended. A stream is written to a link of its own, with one connection or two,
- * which is then closed. What must hold:
+ * are at the boundaries of elements, segments and chunks, and parts of exchanges of any length, zero included. Bytes
+ * and fields of frames are then changed, most of them with their checksums made right again: what has a wrong one gets
+ * no further than that. Ops are of every collective, algorithm and form that they have, with windows of one segment in
+ * half of all streams. A quarter of them are encrypted, and some come after their op has ended. A stream is written to
+ * a link of its own, with one connection or two, which is then closed. What must hold:
  *
  *     the process lives (run it under ASan and UBSan)
  *     the link is lost, its op ends by abort, and its input is as it was

@@ -22,7 +22,7 @@ static void run_every_dtype_and_op(world *w, uint32_t size)
     for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
         for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++) {
             pccl_op_shape shape = plain_shape(97, dtype, op, 24, size);
-            trial_run(w, &shape, (dtype + op) % 2);
+            trial_run(w, &shape, (dtype + op + size) % 2);
         }
 }
 
@@ -53,7 +53,7 @@ static void all_connection_counts(void)
                 world_open(&w, 3, connections, is_tcp, force_poll);
                 pccl_op_shape shape = plain_shape(RUNS(250000) + 3, PCCL_FLOAT32, PCCL_AVG, 4096, 3);
                 trial_run(&w, &shape, 0);
-                shape.segment_bytes = 100000;
+                shape.segment_bytes = 20000;
                 trial_run(&w, &shape, 1);
                 world_close(&w);
             }

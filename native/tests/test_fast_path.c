@@ -403,6 +403,19 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return __real_calloc(count, bytes);
 }
 
+/* The thread that destroys the engine waits for the caller, which goes on then. */
+static int lets_go_by_waiting; /* atomic */
+
+int __real_pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns);
+int __wrap_pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns);
+int __wrap_pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns)
+{
+    int waiting = 2;
+    if (__atomic_load_n(&lets_go_by_waiting, __ATOMIC_ACQUIRE))
+        __atomic_compare_exchange_n(&slow_memory.state, &waiting, 3, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return __real_pccl_cond_wait(cond, mutex, end_ns);
+}
+
 static void *caller_main_slowly(void *argument)
 {
     slow_memory.thread = pthread_self();
@@ -423,10 +436,14 @@ static void memory_for_an_op_is_taken_beside_the_path(void)
         while (__atomic_load_n(&slow_memory.state, __ATOMIC_ACQUIRE) != 2)
             poll(NULL, 0, 1);
         CHECK(pccl_fast_path_close(c.path));
-        int waiting = 2;
-        CHECK(__atomic_compare_exchange_n(&slow_memory.state, &waiting, 3, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
-        if (is_destroyed)
+        if (is_destroyed) {
+            __atomic_store_n(&lets_go_by_waiting, 1, __ATOMIC_RELEASE);
             node_close(&g.w.nodes[0]);
+            __atomic_store_n(&lets_go_by_waiting, 0, __ATOMIC_RELEASE);
+            CHECK(__atomic_load_n(&slow_memory.state, __ATOMIC_ACQUIRE) == 3);
+        } else {
+            __atomic_store_n(&slow_memory.state, 3, __ATOMIC_RELEASE);
+        }
         pthread_join(c.thread, NULL);
         slow_memory.state = 0;
         CHECK(c.outcome == PCCL_FAST_PATH_CLOSED && c.sequence == g.sequences[0]);

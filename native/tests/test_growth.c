@@ -73,6 +73,16 @@ static void bbr_asks_for_a_start_on_very_far_paths_only(void)
     CHECK(pccl_growth_is_far(0, 200000) && !pccl_growth_is_far(0, 100000));
 }
 
+static void small_windows_ask_though_the_start_has_asked(void)
+{
+    path p = cubic();
+    p.growth.has_started = 0;
+    p.tick.far = CONNS;
+    CHECK(look(&p, 0) == PCCL_LIMIT_START);
+    p.tick.by_window = CONNS;
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) == 3);
+}
+
 static void a_link_that_has_started_slowly_asks_no_more_without_losses(void)
 {
     path p = cubic();
@@ -150,6 +160,7 @@ int main(void)
     RUN(losses_on_a_short_round_trip_ask_at_once);
     RUN(a_far_link_asks_for_its_start_once);
     RUN(bbr_asks_for_a_start_on_very_far_paths_only);
+    RUN(small_windows_ask_though_the_start_has_asked);
     RUN(a_link_that_has_started_slowly_asks_no_more_without_losses);
     RUN(losses_ask_though_windows_have_asked_in_vain);
     RUN(losses_of_a_full_queue_do_not_ask);

@@ -10,8 +10,8 @@ static void test_what_was_sent_again_in_vain_was_not_lost(void)
     CHECK(pccl_tcp_resent(0, 5, 7) == 0); /* the receiver may have got one of them three times */
 }
 
-/* A process that is stopped again and again: each time one segment is sent again, and a round trip later it turns out that
- * it had come. */
+/* A process that is stopped again and again: each time one segment is sent again, and a round trip later it turns out
+ * that it had come. */
 static void test_the_count_never_falls(void)
 {
     uint32_t known = 0;

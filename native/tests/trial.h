@@ -6,8 +6,8 @@
 #include "check.h"
 #include "engine_world.h"
 
-/* Sanitizers slow everything down by an order of magnitude. RUNS is for the longest loops: ThreadSanitizer is the slowest,
- * and the bytes that random runs check are those of the other builds. */
+/* Sanitizers slow everything down by an order of magnitude. RUNS is for the longest loops: ThreadSanitizer is the
+ * slowest, and the bytes that random runs check are those of the other builds. */
 #if defined(__SANITIZE_THREAD__)
 enum { THOROUGHNESS = 1 };
 #define RUNS(count) ((count) / 4)
