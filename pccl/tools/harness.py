@@ -101,6 +101,7 @@ class Child:
             env=environment,
             process_group=guard.group,
         )
+        self._reports_lines = stdout is None
         self._readers: list[threading.Thread] = []
         for source, copy in ((self.popen.stdout, stdout or self._put_lines), (self.popen.stderr, stderr)):
             if copy is not None:
@@ -116,6 +117,8 @@ class Child:
 
     def _wait(self) -> None:
         returncode = self.popen.wait()
+        if self._reports_lines:
+            self._readers[0].join()  # the return code is the last event
         self.drain()
         self._events.put((self, returncode))
 

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +28,14 @@ def measure(plan: Plan) -> Iterator[Row]:
     for world_size in plan.peers:
         peer = LocalPeer("", 0, plan=msgspec.structs.replace(plan, peers=[world_size]))
         with _peers(peer, world_size, token) as (processes, children):
-            for _, row in _messages(processes, children, Row):
-                yield row
+            rows = 0
+            try:
+                for _, row in _messages(processes, children, Row):
+                    rows += 1
+                    yield row
+            except ToolError:
+                if rows < plan.rows // len(plan.peers):
+                    raise  # otherwise the measurement is complete: torch's processes may abort as they end
 
 
 def measure_kill(plan: KillPlan) -> KillReport:
@@ -40,15 +46,18 @@ def measure_kill(plan: KillPlan) -> KillReport:
     """
     steps: list[list[Step]] = [[] for _ in range(plan.peers)]
     killed_at_s: float | None = None
+    killed: set[Child] = set()
     with _peers(LocalPeer("", 0, kill=plan), plan.peers) as (processes, children):
         victim = children[-1]
-        for child, step in _messages(processes, children, Step, victim):
+        for child, step in _messages(processes, children, Step, killed):
             steps[children.index(child)].append(step)
             if killed_at_s is None and len(steps[-1]) == plan.steps_before:
                 time.sleep(statistics.median(step.end_s - step.start_s for step in steps[-1]) / 2)
                 killed_at_s = time.monotonic()
+                killed.add(victim)
                 victim.popen.kill()
-    assert killed_at_s is not None
+    if killed_at_s is None:
+        raise ToolError(f"{victim.name} ended before it was killed")
     survivors = [survivor(rank, each, killed_at_s) for rank, each in enumerate(steps[:-1])]
     usual_step_s = statistics.median(one.usual_step_s for one in survivors)
     longest_gap_s = max(one.longest_gap_s for one in survivors)
@@ -86,9 +95,9 @@ def _peers(peer: LocalPeer, count: int, token: str | None = None) -> Iterator[tu
 
 
 def _messages(
-    processes: Processes, children: list[Child], kind: Any, victim: Child | None = None
+    processes: Processes, children: list[Child], kind: Any, killed: Collection[Child] = ()
 ) -> Iterator[tuple[Child, Any]]:
-    """Yield all peers' messages until they have ended. Raise ToolError if a peer other than the victim fails."""
+    """Yield all peers' messages until they have ended. Raise ToolError if a peer fails that is not in `killed`."""
     running = set(children)
     while running:
         event = processes.next_event()
@@ -98,5 +107,5 @@ def _messages(
             yield child, msgspec.json.decode(line, type=kind)
             continue
         running.discard(child)
-        if line and child is not victim:
+        if line and child not in killed:
             raise ToolError(f"{child.name} ended with {line}: {child.last_errors()}")

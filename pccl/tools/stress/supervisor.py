@@ -59,6 +59,8 @@ START_S = 10.0
 KILL_S = 2.0
 """For this long after a kill, a newcomer may be refused because it has no link to the killed peer."""
 TWICE_CHANCE = 0.15
+AIM_S_MAX = 0.03
+"""The longest time between the beginning of the aimed activity and the hit."""
 AIM_FOR_S = 3.0
 LOOK_S = 1.0
 STATUS_S = 2.0
@@ -130,6 +132,8 @@ class Supervisor:
         self._done = Disturbances()
         self._start_s = now = time.monotonic()
         self._killed_at = float("-inf")
+        self._hit_at = float("-inf")
+        """The time of the last kill, freeze or thaw."""
         self._master_killed_at = float("-inf")
         self._partitions = Partitions(plan, Random(f"{plan.seed} partitions"))
         self._blocked: dict[Child, list[int]] = {}
@@ -295,6 +299,7 @@ class Supervisor:
         kind = "kill" if hit.freeze_s is None else f"freeze for {hit.freeze_s:.2f} s:"
         self._note(f"{kind} {peer}, {peer.at.doing} at revision {peer.at.revision}")
         peer.hit_at = None
+        self._hit_at = time.monotonic()
         if hit.freeze_s is None:
             self._done.killed += 1
             self._killed_at = time.monotonic()
@@ -307,6 +312,7 @@ class Supervisor:
 
     def _thaw(self, peer: Peer) -> None:
         self._note(f"thaw {peer}")
+        self._hit_at = time.monotonic()
         peer.process.popen.send_signal(signal.SIGCONT)
         peer.hit = peer.thaw_at = None
         self._excuse(peer)
@@ -430,8 +436,9 @@ class Supervisor:
                 process.send(DropFrom([host_of(sender) for sender in senders]))
 
     def _excuse_all(self, now: float) -> None:
-        """Excuse all peers while evictions cannot be judged. A standby may lead at any time, with too few peers."""
-        if self._plan.standbys or self._partitions.active or self._is_master_starting(now):
+        """Excuse all peers while evictions cannot be judged. After losses, a standby may lead with too few peers."""
+        is_led_anew = self._plan.standbys and now < self._hit_at + START_S
+        if is_led_anew or self._partitions.active or self._is_master_starting(now):
             self._checker.excuse_all(now)
 
     def _is_master_starting(self, now: float) -> bool:
@@ -474,7 +481,7 @@ class Supervisor:
             case At():
                 peer.at = message
                 if peer.hit is not None and peer.hit.aim == message.doing:
-                    peer.hit_at = now
+                    peer.hit_at = now + self._random.uniform(0.0, AIM_S_MAX)
                     peer.hit = replace(peer.hit, aim=None)
             case Joined():
                 peer.is_joined = True
