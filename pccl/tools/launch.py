@@ -8,6 +8,7 @@ a `Guard`'s group, so a terminal's Ctrl-C does not reach them directly; this pro
 from __future__ import annotations
 
 import io
+import math
 import os
 import queue
 import signal
@@ -25,6 +26,7 @@ from pccl.tools.harness import Child, Copy, Event, Guard, local_environment, mas
 from pccl.tools.report import PlanError
 
 LINE_CHARACTERS_MAX = 1 << 20
+SLOW_START_S = 5.0
 SIGNAL_POLL_S = 1.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 COLOURS = (32, 33, 34, 35, 36, 31)
@@ -190,6 +192,7 @@ class Supervisor:
         self._interrupts = 0
         self._stopping = False
         self._kill_at_s: float | None = None
+        self._slow_start_at_s: float | None = None
         lock = threading.Lock()
         self._stdout = LinePrinter(1, lock, self._output_closed)
         self._stderr = LinePrinter(2, lock, self._output_closed)
@@ -223,6 +226,7 @@ class Supervisor:
     def _start_master(self) -> None:
         shown = ["--http", self._options.http] if self._options.http is not None else []
         command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
+        self._slow_start_at_s = time.monotonic() + SLOW_START_S
         self._master = self._start("[master]", command, {"PCCL_STATE": "", **os.environ}, None)
 
     def _start(self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None) -> Child:
@@ -264,10 +268,14 @@ class Supervisor:
         This polls because a signal that arrives just before the thread sleeps does not wake it.
         """
         while True:
-            left_s = SIGNAL_POLL_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
+            ends_s = [end_s for end_s in (self._kill_at_s, self._slow_start_at_s) if end_s is not None]
+            left_s = min(ends_s, default=math.inf) - time.monotonic()
             try:
                 return self._events.get(timeout=min(SIGNAL_POLL_S, max(0.0, left_s)))
             except queue.Empty:
+                if self._slow_start_at_s is not None and time.monotonic() >= self._slow_start_at_s:
+                    self._slow_start_at_s = None
+                    self._note(f"the master has not listened within {SLOW_START_S:g} s; still waiting for it")
                 if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                     return None
 
@@ -290,6 +298,8 @@ class Supervisor:
         address, page = master_line(line)
         if page:
             self._note(f"the run's status page is at {page}")
+        if address:
+            self._slow_start_at_s = None
         if address and not self._stopping:
             self._start_scripts(_dialable(address))
 

@@ -439,6 +439,14 @@ def test_master_cannot_listen() -> None:
     assert "[master] pccl master: " in done.stderr
 
 
+def test_slow_master_is_reported() -> None:
+    code = "from pccl import cli; from pccl.tools import launch; launch.SLOW_START_S = 0.01; exit(cli.main())"
+    command = [sys.executable, "-P", "-c", code, "launch", "-n", "1", "-m", "this"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0
+    assert "the master has not listened within 0.01 s; still waiting for it" in done.stderr
+
+
 # Several nodes
 
 
@@ -458,9 +466,10 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     script = tmp_path / "script.py"
     script.write_text(EAGER)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "{}:{}".format(*listener.getsockname())
     with ExitStack() as resources:
+        held = resources.enter_context(socket.socket())  # refuses connections, and no other test gets its port
+        held.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*held.getsockname())
         nodes = []
         for rank, where in ((1, "--master"), (0, "--listen")):
             words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, address, str(script))
@@ -472,6 +481,7 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             nodes.append((process, Lines(process.stdout), Lines(process.stderr)))
             if rank == 1:  # more than five attempts
                 nodes[0][2].expect(r"\[1\] (?:.* )?connect has waited .* attempt \d\d+: .*Connection refused.*")
+                held.close()
         for (process, stdout, _), rank in zip(nodes, (1, 0), strict=True):
             stdout.expect(rf"\[{rank}\] world 2")
             assert process.wait(TIMEOUT_S) == 0
