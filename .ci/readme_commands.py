@@ -95,6 +95,7 @@ def check(root: Path) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     if arguments == ["--check"]:
+        named(ROOT)
         sys.exit("\n".join(check(ROOT)) or None)
     found = named(ROOT)
     if arguments == ["--list"]:
