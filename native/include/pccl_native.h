@@ -54,7 +54,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 30 };
+enum { PCCL_NATIVE_ABI = 31 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -364,6 +364,21 @@ typedef struct {
  * travel as they are. */
 int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys);
 
+/* Memory that carries the bytes of one connection between two processes of one host. The one that makes it passes the
+ * offer to the other one, which opens the memory with it. */
+typedef struct pccl_memory pccl_memory;
+enum { PCCL_MEMORY_OFFER_BYTES = 32 };
+
+/* Return 0; or PCCL_E_MEMORY, or PCCL_E_SYSTEM with errno set. Opening fails unless both processes belong to one user
+ * and see each other. */
+int pccl_memory_create(pccl_memory **made, uint8_t *offer);
+int pccl_memory_open(const uint8_t *offer, pccl_memory **made);
+void pccl_memory_free(pccl_memory *memory); /* may be NULL */
+
+/* As pccl_engine_link_add, with memory that both ends have: bytes travel there, unencrypted, and the socket shows that
+ * the other process lives. Takes ownership of the memory, also on failure. */
+int pccl_engine_link_add_memory(pccl_engine *engine, uint64_t link, int fd, pccl_memory *memory);
+
 /* Sets for how long a link may be silent: it is lost, with a LINK_LOST event, when bytes have been in flight on it for
  * that long, while none of its connections got one across or brought one in. 0, the default: for ever. */
 void pccl_engine_set_link_timeout(pccl_engine *engine, uint32_t timeout_ms);
@@ -464,6 +479,7 @@ uint32_t pccl_first_engine(uint64_t tag, uint64_t sequence, uint32_t count);
 
 int pccl_engines_poll_events(pccl_engines *engines, pccl_event *events, int events_max);
 int pccl_engines_link_add(pccl_engines *engines, uint64_t link, uint32_t index, int fd, const pccl_link_keys *keys);
+int pccl_engines_link_add_memory(pccl_engines *engines, uint64_t link, uint32_t index, int fd, pccl_memory *memory);
 void pccl_engines_set_link_timeout(pccl_engines *engines, uint32_t timeout_ms);
 int pccl_engines_link_close(pccl_engines *engines, uint64_t link);
 

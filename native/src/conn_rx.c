@@ -98,18 +98,18 @@ static void rx_check(pccl_conn *conn, const uint8_t *payload, size_t bytes)
         conn->rx_crc = pccl_crc32c(conn->rx_crc, payload, bytes);
 }
 
-/* `bytes` of payload lie in the staging buffer after what was carried. */
-static void rx_reduce(pccl_conn *conn, size_t bytes)
+/* `bytes` of payload lie there, after what was carried. */
+static void rx_reduce(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
-    const uint8_t *staging = conn->link->host->staging;
+    const uint8_t *held = payload - conn->rx_carry_bytes;
     size_t held_bytes = conn->rx_carry_bytes + bytes;
     size_t elements = held_bytes / conn->rx_op->element_bytes;
     size_t used_bytes = elements * conn->rx_op->element_bytes;
-    pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, staging, elements,
+    pccl_op_reduce(conn->rx_op, &conn->rx_inbound, conn->rx_reduced, held, elements,
         conn->wire->is_authentic ? NULL : &conn->rx_crc);
     conn->rx_reduced += (uint32_t)elements;
     conn->rx_carry_bytes = (uint32_t)(held_bytes - used_bytes);
-    memcpy(conn->rx_carry, staging + used_bytes, conn->rx_carry_bytes);
+    memcpy(conn->rx_carry, held + used_bytes, conn->rx_carry_bytes);
 }
 
 static void rx_blame(pccl_conn *conn, const char *broken_rule)
@@ -133,7 +133,7 @@ static void rx_hear_keys(pccl_conn *conn, uint32_t count)
     }
 }
 
-/* `bytes` of payload lie where rx_target said. */
+/* `bytes` of payload lie where rx_target said, or where rx_reduces_at has allowed. */
 static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
 {
     pccl_conn_host *host = conn->link->host;
@@ -145,7 +145,7 @@ static void rx_advance(pccl_conn *conn, const uint8_t *payload, size_t bytes)
         conn->link->rx_payload_bytes += bytes;
     }
     if (conn->rx_state == RX_REDUCE)
-        rx_reduce(conn, bytes);
+        rx_reduce(conn, payload, bytes);
     else
         rx_check(conn, payload, bytes);
     if (conn->rx_left_bytes == 0) {
@@ -255,6 +255,13 @@ static void rx_note_received(pccl_conn *conn, ssize_t n, uint64_t bytes)
         pccl_conn_fail_call(conn, "receive", (int)-n, PCCL_POLL_IN);
 }
 
+/* Nonzero if payload that lies there is reduced from there, and need not be copied to the staging buffer. */
+static int rx_reduces_at(const pccl_conn *conn, const uint8_t *at)
+{
+    return conn->rx_state == RX_REDUCE && conn->rx_carry_bytes == 0 &&
+           (uintptr_t)at % conn->rx_op->element_bytes == 0;
+}
+
 /* Handles bytes of the stream that are in a buffer of the wire. */
 static void rx_unpack(pccl_conn *conn, const uint8_t *at, size_t bytes)
 {
@@ -271,8 +278,12 @@ static void rx_unpack(pccl_conn *conn, const uint8_t *at, size_t bytes)
         } else {
             struct iovec target = rx_target(conn);
             n = pccl_min_size(bytes, target.iov_len);
-            memcpy(target.iov_base, at, n);
-            rx_advance(conn, target.iov_base, n);
+            if (rx_reduces_at(conn, at)) {
+                rx_advance(conn, at, n);
+            } else {
+                memcpy(target.iov_base, at, n);
+                rx_advance(conn, target.iov_base, n);
+            }
         }
         at += n;
         bytes -= n;

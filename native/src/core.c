@@ -302,9 +302,11 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
     pccl_link *link = conn->link;
     if (conn->is_lost || link->is_failed || core->receiver.host.fault.is_set)
         return;
-    if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
+    pccl_wire *wire = conn->wire;
+    unsigned ready = wire->type->ready != NULL ? wire->type->ready(wire, event) : event->ready;
+    if (ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
         pccl_conn_offer(conn);
-    if (event->ready & ~conn->nomem & PCCL_POLL_IN && !conn->is_lost)
+    if (ready & ~conn->nomem & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
     if (!conn->is_lost && !link->is_failed && (pccl_conn_is_drained(conn) || conn->nomem != 0))

@@ -538,19 +538,11 @@ int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_reco
     return pccl_core_read_records(engine->core, since_ns, records, records_max);
 }
 
-int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys)
+/* Takes the wire, also on failure. */
+static int engine_link_add(pccl_engine *engine, uint64_t link, pccl_wire *wire)
 {
-    if (fd < 0)
-        return PCCL_E_INVALID;
-    pccl_wire *wire;
-    int status = pccl_wire_tcp_open(engine->fds, fd, &wire);
-    if (status != 0)
-        return status;
-    if (keys != NULL)
-        status = pccl_wire_seal(&wire, keys);
-    command *todo = status == 0 ? command_create(COMMAND_LINK_ADD) : NULL;
-    if (status == 0)
-        status = PCCL_E_MEMORY;
+    command *todo = command_create(COMMAND_LINK_ADD);
+    int status = PCCL_E_MEMORY;
     if (todo != NULL) {
         todo->conn = pccl_conn_create(wire);
         if (todo->conn != NULL)
@@ -572,6 +564,29 @@ int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_
         free(todo);
     }
     return status;
+}
+
+int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys)
+{
+    if (fd < 0)
+        return PCCL_E_INVALID;
+    pccl_wire *wire;
+    int status = pccl_wire_tcp_open(engine->fds, fd, &wire);
+    if (status != 0)
+        return status;
+    if (keys != NULL)
+        status = pccl_wire_seal(&wire, keys);
+    if (status == 0)
+        return engine_link_add(engine, link, wire);
+    wire->type->close(wire);
+    return status;
+}
+
+int pccl_engine_link_add_memory(pccl_engine *engine, uint64_t link, int fd, pccl_memory *memory)
+{
+    pccl_wire *wire;
+    int status = pccl_wire_shm_open(engine->fds, fd, memory, &wire);
+    return status != 0 ? status : engine_link_add(engine, link, wire);
 }
 
 void pccl_engine_set_link_timeout(pccl_engine *engine, uint32_t timeout_ms)

@@ -297,6 +297,11 @@ int pccl_engines_link_add(pccl_engines *engines, uint64_t link, uint32_t index, 
     return pccl_engine_link_add(engines->of[index % engines->count], link, fd, keys);
 }
 
+int pccl_engines_link_add_memory(pccl_engines *engines, uint64_t link, uint32_t index, int fd, pccl_memory *memory)
+{
+    return pccl_engine_link_add_memory(engines->of[index % engines->count], link, fd, memory);
+}
+
 void pccl_engines_set_link_timeout(pccl_engines *engines, uint32_t timeout_ms)
 {
     for (uint32_t i = 0; i < engines->count; i++)

@@ -7,6 +7,7 @@
  * One thread owns a wire. The types are
  *
  *     wire_tcp.c      a stream socket
+ *     wire_shm.c      memory that two processes of one host share
  *     wire_sealed.c   encrypted records over another wire */
 #ifndef PCCL_WIRE_H
 #define PCCL_WIRE_H
@@ -46,6 +47,9 @@ typedef struct {
     int (*watch)(pccl_wire *wire, pccl_poller *poller, void *owner);
     void (*want)(pccl_wire *wire, unsigned interest); /* what a watched wire is watched for: PCCL_POLL_ */
 
+    /* Returns what an event of the poller means, PCCL_POLL_; NULL: what it says. */
+    unsigned (*ready)(pccl_wire *wire, const pccl_poll_event *event);
+
     /* Ends the watch, closes the descriptors and frees the wire. */
     void (*close)(pccl_wire *wire);
 
@@ -84,6 +88,10 @@ struct pccl_wire {
 
 /* Makes a wire of a connected stream socket, which it takes, also on failure. 0 or PCCL_E_. */
 int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
+
+/* Makes a wire of shared memory and of a connected stream socket to the process that has the other end of the memory; no
+ * byte travels on the socket. Takes both, also on failure. 0 or PCCL_E_. */
+int pccl_wire_shm_open(pccl_fd_registry *fds, int fd, pccl_memory *memory, pccl_wire **made);
 
 /* Puts a wire that encrypts in the place of *wire, which must have `receive` and which it owns from then on. 0, or
  * PCCL_E_ without a change. */

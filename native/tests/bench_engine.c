@@ -6,7 +6,7 @@
  *     build/bench_engine [ranks] [bytes] [repeats] [connections] [in_place] [concurrent] [quantization]
  *
  * SEGMENT_BYTES and EAGER_BYTES in the environment replace the defaults; ENCRYPT has the engine's connections
- * encrypted.
+ * encrypted, and MEMORY has them in shared memory.
  */
 #include "engine_world.h"
 
@@ -152,9 +152,37 @@ static int are_across(uint32_t ranks, uint32_t a, uint32_t b)
     return a != b && (a + 1) % ranks != b && (b + 1) % ranks != a;
 }
 
-static void add_connection(node *n, uint64_t link, int fd, uint32_t rank, uint32_t other)
+/* The lower rank offers, the other one opens and says so. `step` counts from 0 to 2. */
+static void add_memory(node *n, uint64_t link, int fd, uint32_t rank, uint32_t other, int step)
+{
+    static pccl_memory *offered[1024];
+    uint8_t offer[PCCL_MEMORY_OFFER_BYTES];
+    pccl_memory *memory = NULL;
+    if (step == 0 && rank < other) {
+        if (pccl_memory_create(&offered[fd], offer) != 0 || write(fd, offer, sizeof offer) != sizeof offer)
+            stop_test("offer");
+    } else if (step == 1 && rank > other) {
+        if (read(fd, offer, sizeof offer) != sizeof offer || pccl_memory_open(offer, &memory) != 0 ||
+            write(fd, "", 1) != 1)
+            stop_test("memory");
+    } else if (step == 2 && rank < other) {
+        if (read(fd, offer, 1) != 1)
+            stop_test("answer");
+        memory = offered[fd];
+    }
+    if (memory != NULL && pccl_engine_link_add_memory(n->engine, link, fd, memory) != 0)
+        stop_test("link_add_memory");
+}
+
+static void add_connection(node *n, uint64_t link, int fd, uint32_t rank, uint32_t other, int step)
 {
     pccl_link_keys keys;
+    if (getenv("MEMORY")) {
+        add_memory(n, link, fd, rank, other, step);
+        return;
+    }
+    if (step > 0)
+        return;
     memset(&keys, 0, sizeof keys);
     keys.tx[0] = keys.rx[1] = (uint8_t)rank;
     keys.tx[1] = keys.rx[0] = (uint8_t)other;
@@ -176,14 +204,15 @@ static void run_rank(const sockets *s, uint32_t rank, const arguments *a)
     if (getenv("EAGER_BYTES"))
         tested_eager_bytes_max = (uint32_t)atoi(getenv("EAGER_BYTES"));
     node_open(&n, 0);
-    for (int i = 0; i < a->connections; i++) {
-        uint32_t next = (rank + 1) % a->ranks, previous = (rank + a->ranks - 1) % a->ranks;
-        add_connection(&n, link_to_next(&w, rank), s->to_next[rank][i], rank, next);
-        add_connection(&n, link_to_prev(&w, rank), s->from_prev[rank][i], rank, previous);
-        for (uint32_t other = 0; other < a->ranks; other++)
-            if (are_across(a->ranks, rank, other))
-                add_connection(&n, link_number(rank, other), s->across[rank][other][i], rank, other);
-    }
+    for (int step = 0; step < 3; step++)
+        for (int i = 0; i < a->connections; i++) {
+            uint32_t next = (rank + 1) % a->ranks, previous = (rank + a->ranks - 1) % a->ranks;
+            add_connection(&n, link_to_next(&w, rank), s->to_next[rank][i], rank, next, step);
+            add_connection(&n, link_to_prev(&w, rank), s->from_prev[rank][i], rank, previous, step);
+            for (uint32_t other = 0; other < a->ranks; other++)
+                if (are_across(a->ranks, rank, other))
+                    add_connection(&n, link_number(rank, other), s->across[rank][other][i], rank, other, step);
+        }
     memset(send, 0, a->bytes);
     memset(recv, 0, a->bytes);
     for (int i = 0; i < a->repeats; i++) {

@@ -173,9 +173,26 @@ static inline void key_pair_make(key_pair *keys)
     memcpy(keys->ends[1].tx, keys->ends[0].rx, sizeof keys->ends[0].rx);
 }
 
+/* Those between them share memory instead. */
+static int tested_memory;
+
+static inline void world_add_memory(world *w, uint32_t a, int a_fd, uint32_t b, int b_fd)
+{
+    uint8_t offer[PCCL_MEMORY_OFFER_BYTES];
+    pccl_memory *ends[2];
+    if (pccl_memory_create(&ends[0], offer) != 0 || pccl_memory_open(offer, &ends[1]) != 0 ||
+        pccl_engine_link_add_memory(w->nodes[a].engine, link_number(a, b), a_fd, ends[0]) != 0 ||
+        pccl_engine_link_add_memory(w->nodes[b].engine, link_number(a, b), b_fd, ends[1]) != 0)
+        stop_test("link_add_memory");
+}
+
 static inline void world_add_connection(world *w, uint32_t a, int a_fd, uint32_t b, int b_fd)
 {
     key_pair keys;
+    if (tested_memory) {
+        world_add_memory(w, a, a_fd, b, b_fd);
+        return;
+    }
     key_pair_make(&keys);
     const pccl_link_keys *ends = tested_encryption ? keys.ends : NULL;
     if (pccl_engine_link_add(w->nodes[a].engine, link_number(a, b), a_fd, ends) != 0 ||

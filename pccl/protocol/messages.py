@@ -847,6 +847,9 @@ class LinkHello(Message, frozen=True):
     auth: bytes = b""
     encrypt: bool = False
     padding_bytes: Padding = 0
+    memory: Secret = b""
+    """An offer to share memory instead of this connection's stream; empty without one: see
+    `runtime.network.shared_memory`."""
 
 
 class StateHello(Message, frozen=True):
@@ -877,6 +880,8 @@ class ProbeHello(Message, frozen=True):
 
 class Accepted(Message, frozen=True):
     padding_bytes: Padding = 0
+    shares_memory: bool = False
+    """Whether the acceptor has opened the memory that the dialer offered."""
 
 
 class Rejected(Message, frozen=True):

@@ -33,6 +33,7 @@ from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.network.handshake import link_keys
+from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.threads.process import number_of
 
 EVENTS_MAX = 256
@@ -173,6 +174,14 @@ class Engine:
             os.close(fd)
             raise
         self._call(lib.pccl_engines_link_add, link, index, fd, native_keys)
+
+    def link_add_memory(self, link: int, index: int, fd: int, memory: SharedMemory) -> None:
+        """Take ownership of shared memory and of a socket connected to the process that shares it: `link_add`."""
+        if self._handle == ffi.NULL:
+            os.close(fd)
+            memory.close()
+            raise EngineFailedError(CLOSED)
+        self._call(lib.pccl_engines_link_add_memory, link, index, fd, memory.detach())
 
     def set_link_timeout(self, seconds: float) -> None:
         """Set how long data may be in flight without progress before a link is lost; 0 means no limit."""

@@ -30,6 +30,7 @@ from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, encode, harmless
 from pccl.protocol.names import peer_named
 from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, receive_some, send_bytes
 from pccl.runtime.threads.tasks import start_task
@@ -47,6 +48,9 @@ REMEDY = (
     "small packets get through but full-size ones do not: is the path's MTU right? Lower it on the hosts' "
     "interfaces (1420 for WireGuard), or set net.ipv4.tcp_mtu_probing=1"
 )
+
+Payload = Keys | SharedMemory | None
+"""What a connection's payload needs: keys with which it may be encrypted, or memory in which it travels."""
 
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
 """Random, so that tunnels cannot compress it."""
@@ -129,9 +133,9 @@ class _PaddingChannel(SocketChannel):
         return body
 
 
-async def accept(sock: trio.socket.SocketType) -> None:
+async def accept(sock: trio.socket.SocketType, shares_memory: bool = False) -> None:
     count = padding_bytes(sock)
-    await send_bytes(sock, encode(m.Accepted(padding_bytes=count)) + _padding[:count])
+    await send_bytes(sock, encode(m.Accepted(count, shares_memory)) + _padding[:count])
 
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
@@ -162,9 +166,10 @@ async def dial(
     token: str,
     attempt: Attempt,
     system: System = SYSTEM,
-) -> tuple[trio.socket.SocketType, Keys | None]:
+) -> tuple[trio.socket.SocketType, Payload]:
     """Return an accepted connection to `member` that has carried full-size packets in both directions, and its keys
-    (`handshake.Dialled`). `attempt` is updated with the progress. Raises LinkError."""
+    (`handshake.Dialled`) or the memory that it shares with `member`. `attempt` is updated with the progress. Raises
+    LinkError."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -176,6 +181,10 @@ async def dial(
         attempt.sock, attempt.has_received, attempt.accepted_at, attempt.is_padded = sock, False, None, False
         count = padding_bytes(sock)
         padded = msgspec.structs.replace(opening, padding_bytes=count)
+        memory = None
+        if isinstance(padded, m.LinkHello) and not padded.encrypt:
+            memory = system.share_memory(sock)
+            padded = msgspec.structs.replace(padded, memory=memory.offer if memory is not None else b"")
         channel = _PaddingChannel(sock, attempt, count)
         try:
             dialled = await handshake.dial_keyed(channel, token, opening.run, padded, m.PeerAnswer)
@@ -185,7 +194,7 @@ async def dial(
                 while rest:
                     rest = rest[await receive_some(sock, rest) :]
                     attempt.is_padded = True
-                return sock, dialled.keys
+                return sock, memory if memory is not None and dialled.answer.shares_memory else dialled.keys
             failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         except (ConnectionLost, ProtocolError) as error:
             failures.append(f"{where}: {error}{attempt.remedy}")
@@ -203,11 +212,11 @@ async def dial_within(
     token: str,
     timeout_s: float,
     system: System = SYSTEM,
-) -> tuple[trio.socket.SocketType, Keys | None]:
-    taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
+) -> tuple[trio.socket.SocketType, Payload]:
+    taken: list[tuple[trio.socket.SocketType, Payload]] = []
 
-    def take(_: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
-        taken.append((sock, keys))
+    def take(_: int, sock: trio.socket.SocketType, payload: Payload) -> None:
+        taken.append((sock, payload))
 
     try:
         await dial_link(member, master_host, lambda _: opening, 1, token, take, timeout_s, timeout_s, system)
@@ -224,7 +233,7 @@ async def dial_link(
     hello: Callable[[int], m.PeerOpening],
     connections: int,
     token: str,
-    take: Callable[[int, trio.socket.SocketType, Keys | None], None],
+    take: Callable[[int, trio.socket.SocketType, Payload], None],
     reach_s: float,
     timeout_s: float,
     system: System = SYSTEM,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from contextlib import suppress
 
 import trio
 
-from pccl.runtime.network import addresses
+from pccl.runtime.network import addresses, shared_memory
 from pccl.runtime.network.dialing import dial_tcp
 from pccl.runtime.network.heartbeat import HeartbeatThread
+from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.threads.tasks import HelperThread
 
 
@@ -23,11 +26,32 @@ class System:
         """Return a connection for trio tasks that takes ownership of the socket."""
         return trio.socket.from_stdlib_socket(sock)
 
+    def share_memory(self, sock: trio.socket.SocketType) -> SharedMemory | None:
+        """Return memory to offer to the other end of a connection, or None if that is on another host."""
+        if not _is_within_host(sock):
+            return None
+        with suppress(OSError):
+            return shared_memory.create()
+        return None
+
+    def open_memory(self, sock: trio.socket.SocketType, offer: bytes) -> SharedMemory:
+        """Return the memory that the other end offers. Raises OSError."""
+        if not _is_within_host(sock):
+            raise OSError(errno.EINVAL, "the offer of another host")
+        return shared_memory.open_offered(offer)
+
     def heartbeats(self, timeout_s: float) -> HeartbeatThread:
         return HeartbeatThread(timeout_s)
 
     def helper(self, name: str) -> HelperThread:
         return HelperThread(name)
+
+
+def _is_within_host(sock: trio.socket.SocketType) -> bool:
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:
+        return False
 
 
 SYSTEM = System()

@@ -21,6 +21,7 @@ from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
 from pccl.runtime.network import addresses, handshake, links, probe
 from pccl.runtime.network.accepting import LogLimiter, Unauthenticated, accept_connections
+from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
 from pccl.runtime.session.driver import Part, Shared
 from pccl.runtime.session.state_sync import StateSync
@@ -60,16 +61,26 @@ class Outbound(Part):
         self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
     ) -> tuple[trio.socket.SocketType, Keys | None]:
         """Return a single connection to another peer. Raises LinkError."""
+        sock, payload = await self._dial(member, opening, timeout_s)
+        assert not isinstance(payload, SharedMemory)
+        return sock, payload
+
+    async def _dial(
+        self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
+    ) -> tuple[trio.socket.SocketType, links.Payload]:
         options = self._options
         return await links.dial_within(member, self._master.host, opening, options.token, timeout_s, options.system)
 
-    def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
+    def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, payload: links.Payload) -> None:
         """Give a link's connection to the engine, or close it if the link is no longer wanted."""
         with self._driver.taking_over as machine:
-            if machine.link_connected(link) and not self._lifetime.is_broken:
-                self._engine.link_add(link, index, sock.detach(), keys if self._options.encrypt else None)
-            else:
+            if not machine.link_connected(link) or self._lifetime.is_broken:
                 sock.close()
+            elif isinstance(payload, SharedMemory):
+                self._logger.debug("connection %d of link %d is in shared memory", index, link)
+                self._engine.link_add_memory(link, index, sock.detach(), payload)
+            else:
+                self._engine.link_add(link, index, sock.detach(), payload if self._options.encrypt else None)
 
     def _make_link(self, _: Peer, effect: ps.MakeLink) -> None:
         scope = trio.CancelScope()
@@ -81,8 +92,8 @@ class Outbound(Part):
         def hello(index: int) -> m.LinkHello:
             return self._hello(effect, index, effect.connections)
 
-        def take(index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
-            self.take_connection(effect.link, index, sock, keys)
+        def take(index: int, sock: trio.socket.SocketType, payload: links.Payload) -> None:
+            self.take_connection(effect.link, index, sock, payload)
 
         with scope:
             try:
@@ -135,11 +146,11 @@ class Outbound(Part):
         with scope:
             while True:
                 try:
-                    sock, keys = await self.dial(effect.member, hello, effect.timeout_s)
+                    sock, payload = await self._dial(effect.member, hello, effect.timeout_s)
                 except links.LinkError as error:
                     reason = str(error)
                 else:
-                    self.take_connection(effect.link, index, sock, keys)
+                    self.take_connection(effect.link, index, sock, payload)
                     if effect.is_replacement:
                         self._counters.reconnected()
                     return
@@ -307,9 +318,11 @@ class Inbound(Part):
         if refusal is None and isinstance(opening, m.LinkHello):
             offered = await self._offer(opening)
             if isinstance(offered, int):
-                await links.accept(sock)
-                await links.until_used(sock)
-                self._outbound.take_connection(offered, opening.index, sock, keys)
+                memory = self._open_memory(sock, opening)
+                await links.accept(sock, memory is not None)
+                if memory is None:
+                    await links.until_used(sock)
+                self._outbound.take_connection(offered, opening.index, sock, keys if memory is None else memory)
                 return None
             refusal = offered
         if refusal is None and isinstance(opening, m.StateHello):
@@ -324,6 +337,15 @@ class Inbound(Part):
             return lambda: probe.serve(sock, opening.pulls)
         await send_message(sock, m.Rejected(refusal))
         return None
+
+    def _open_memory(self, sock: trio.socket.SocketType, opening: m.LinkHello) -> SharedMemory | None:
+        if not opening.memory or self._options.encrypt:
+            return None
+        try:
+            return self._options.system.open_memory(sock, opening.memory)
+        except OSError as error:
+            self._logger.debug("peer %d shares no memory with this one: %s", opening.sender, error)
+            return None
 
     async def _offer(self, opening: m.LinkHello) -> int | str:
         """Return the connection's link, or the reason for a refusal. If the dialer may know of a view that this peer

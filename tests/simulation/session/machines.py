@@ -143,6 +143,9 @@ class SimSystem(System):
         assert isinstance(sock, SimSocket)
         return cast(trio.socket.SocketType, SimStream(sock))
 
+    def share_memory(self, sock: trio.socket.SocketType) -> None:
+        return None
+
     def heartbeats(self, timeout_s: float) -> HeartbeatThread:
         return cast(HeartbeatThread, SimHeartbeats(timeout_s, self._spawn))
 
