@@ -258,8 +258,7 @@ static void rx_note_received(pccl_conn *conn, ssize_t n, uint64_t bytes)
 /* Nonzero if payload that lies there is reduced from there, and need not be copied to the staging buffer. */
 static int rx_reduces_at(const pccl_conn *conn, const uint8_t *at)
 {
-    return conn->rx_state == RX_REDUCE && conn->rx_carry_bytes == 0 &&
-           (uintptr_t)at % conn->rx_op->element_bytes == 0;
+    return conn->rx_state == RX_REDUCE && conn->rx_carry_bytes == 0 && (uintptr_t)at % conn->rx_op->element_bytes == 0;
 }
 
 /* Handles bytes of the stream that are in a buffer of the wire. */

@@ -24,6 +24,7 @@
 
 #include "base.h"
 #include "list.h"
+#include "shm_layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,47 +40,15 @@
 #if defined(__linux__) && defined(SYS_memfd_create) && defined(F_ADD_SEALS) && !defined(PCCL_SIMULATED)
 
 enum {
-    RING_BYTES = PCCL_SIZE(256 << 10, 512), /* a power of two; with those of all links it had better stay in a cache */
-    PIECE_BYTES = RING_BYTES / 4, /* published, shown and given back at once */
-    PAGE_BYTES = 4096,
-    MEMORY_BYTES = PAGE_BYTES + 2 * RING_BYTES,
-    NONCE_BYTES = 16,
+    PIECE_BYTES = PCCL_RING_BYTES / 4, /* published, shown and given back at once */
     SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
     MEMFD_FLAGS = 3 /* MFD_CLOEXEC | MFD_ALLOW_SEALING */
 };
 
 #define MEMORY_NAME "pccl-wire"
 
-/* One direction. The two processes write to different cache lines. */
-typedef struct {
-    uint64_t written; /* bytes, by the sender */
-    uint32_t writer_waits;
-    uint8_t pad_1[116];
-    uint64_t consumed; /* of them, by the receiver */
-    uint32_t reader_sleeps;
-    uint8_t pad_2[116];
-} ring;
-
-typedef struct {
-    uint8_t nonce[NONCE_BYTES];
-    uint8_t pad[112];
-    ring rings[2]; /* what the one that made it sends; what it receives */
-} header;
-
-PCCL_STATIC_ASSERT(sizeof(header) <= PAGE_BYTES, header_in_a_page);
-
-/* How the other process finds the memory. */
-typedef struct {
-    uint32_t pid;
-    uint32_t memory_fd;
-    uint32_t wake_fds[2]; /* of the one that made it, of the other one */
-    uint8_t nonce[NONCE_BYTES];
-} offer;
-
-PCCL_STATIC_ASSERT(sizeof(offer) == PCCL_MEMORY_OFFER_BYTES, offer_bytes);
-
 struct pccl_memory {
-    header *at; /* NULL: not mapped */
+    pccl_memory_header *at; /* NULL: not mapped */
     pid_t pid; /* a forked child has no copy of the memory */
     int is_maker;
     int memory_fd; /* -1: closed */
@@ -101,7 +70,7 @@ void pccl_memory_free(pccl_memory *memory)
     if (memory == NULL)
         return;
     if (memory->at != NULL && memory->pid == getpid())
-        munmap(memory->at, MEMORY_BYTES);
+        munmap(memory->at, PCCL_MEMORY_BYTES);
     fd_close(&memory->memory_fd);
     fd_close(&memory->own_wake_fd);
     fd_close(&memory->peer_wake_fd);
@@ -122,11 +91,11 @@ static pccl_memory *memory_create(int is_maker)
 /* 0, or -1 with errno set. */
 static int memory_map(pccl_memory *memory)
 {
-    void *at = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory->memory_fd, 0);
+    void *at = mmap(NULL, PCCL_MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory->memory_fd, 0);
     if (at == MAP_FAILED)
         return -1;
     memory->at = at;
-    return madvise(at, MEMORY_BYTES, MADV_DONTFORK);
+    return madvise(at, PCCL_MEMORY_BYTES, MADV_DONTFORK);
 }
 
 /* Opens a descriptor of a process; what it is called has to begin with `name`. -1 with errno set. */
@@ -170,9 +139,9 @@ static int wake_create(void)
 static int memory_make(pccl_memory *memory)
 {
     memory->memory_fd = (int)syscall(SYS_memfd_create, MEMORY_NAME, MEMFD_FLAGS);
-    if (memory->memory_fd < 0 || fallocate(memory->memory_fd, 0, 0, MEMORY_BYTES) != 0 ||
+    if (memory->memory_fd < 0 || fallocate(memory->memory_fd, 0, 0, PCCL_MEMORY_BYTES) != 0 ||
         fcntl(memory->memory_fd, F_ADD_SEALS, SEALS) != 0 || memory_map(memory) != 0 ||
-        getentropy(memory->at->nonce, NONCE_BYTES) != 0)
+        getentropy(memory->at->nonce, PCCL_MEMORY_NONCE_BYTES) != 0)
         return -1;
     memory->at->rings[0].reader_sleeps = memory->at->rings[1].reader_sleeps = 1;
     memory->own_wake_fd = wake_create();
@@ -192,19 +161,19 @@ int pccl_memory_create(pccl_memory **made, uint8_t *offered)
         errno = saved;
         return PCCL_E_SYSTEM;
     }
-    offer mine;
+    pccl_memory_offer mine;
     mine.pid = (uint32_t)memory->pid;
     mine.memory_fd = (uint32_t)memory->memory_fd;
     mine.wake_fds[0] = (uint32_t)memory->own_wake_fd;
     mine.wake_fds[1] = (uint32_t)memory->peer_wake_fd;
-    memcpy(mine.nonce, memory->at->nonce, NONCE_BYTES);
+    memcpy(mine.nonce, memory->at->nonce, PCCL_MEMORY_NONCE_BYTES);
     memcpy(offered, &mine, sizeof mine);
     *made = memory;
     return 0;
 }
 
 /* 0, or -1 with errno set. */
-static int memory_find(pccl_memory *memory, const offer *theirs)
+static int memory_find(pccl_memory *memory, const pccl_memory_offer *theirs)
 {
     struct stat status;
     memory->memory_fd = fd_open(theirs->pid, theirs->memory_fd, "/memfd:" MEMORY_NAME, S_IFREG, &status);
@@ -212,11 +181,11 @@ static int memory_find(pccl_memory *memory, const offer *theirs)
         return -1;
     errno = EINVAL;
     int seals = fcntl(memory->memory_fd, F_GET_SEALS);
-    if (seals < 0 || (seals & SEALS) != SEALS || status.st_size != MEMORY_BYTES || memory_map(memory) != 0)
+    if (seals < 0 || (seals & SEALS) != SEALS || status.st_size != PCCL_MEMORY_BYTES || memory_map(memory) != 0)
         return -1;
     fd_close(&memory->memory_fd);
     errno = EINVAL;
-    if (memcmp(memory->at->nonce, theirs->nonce, NONCE_BYTES) != 0)
+    if (memcmp(memory->at->nonce, theirs->nonce, PCCL_MEMORY_NONCE_BYTES) != 0)
         return -1;
     memory->peer_wake_fd = fd_open(theirs->pid, theirs->wake_fds[0], "pipe:", S_IFIFO, &status);
     if (memory->peer_wake_fd >= 0)
@@ -230,7 +199,7 @@ int pccl_memory_open(const uint8_t *offered, pccl_memory **made)
     pccl_memory *memory = memory_create(0);
     if (memory == NULL)
         return PCCL_E_MEMORY;
-    offer theirs;
+    pccl_memory_offer theirs;
     memcpy(&theirs, offered, sizeof theirs);
     if (memory_find(memory, &theirs) != 0) {
         int saved = errno;
@@ -251,8 +220,8 @@ typedef struct {
     pccl_poll_entry socket;
     pccl_poll_entry wake;
     pccl_memory *memory;
-    ring *out;
-    ring *in;
+    pccl_ring *out;
+    pccl_ring *in;
     uint8_t *out_bytes;
     const uint8_t *in_bytes;
     uint64_t written; /* of `out`, this process's own count, published or not */
@@ -330,7 +299,7 @@ static int out_look(shm_wire *shm)
     return 0;
 }
 
-static size_t out_room(const shm_wire *shm) { return RING_BYTES - (size_t)(shm->written - shm->out_consumed); }
+static size_t out_room(const shm_wire *shm) { return PCCL_RING_BYTES - (size_t)(shm->written - shm->out_consumed); }
 
 /* Publishes what was written. 0, or an errno. */
 static int out_publish(shm_wire *shm)
@@ -348,7 +317,7 @@ static int out_wait(shm_wire *shm)
     __atomic_store_n(&shm->out->writer_waits, 1, __ATOMIC_SEQ_CST);
     if (out_look(shm) != 0)
         return -1;
-    if (out_room(shm) < RING_BYTES / 2)
+    if (out_room(shm) < PCCL_RING_BYTES / 2)
         return 0;
     __atomic_store_n(&shm->out->writer_waits, 0, __ATOMIC_SEQ_CST);
     return 1;
@@ -375,8 +344,8 @@ static ssize_t shm_send(pccl_wire *wire, struct iovec *iov, int count)
                 break;
             continue;
         }
-        size_t at = (size_t)(shm->written % RING_BYTES);
-        size_t n = pccl_min_size(pccl_min_size(iov->iov_len - done, room), RING_BYTES - at);
+        size_t at = (size_t)(shm->written % PCCL_RING_BYTES);
+        size_t n = pccl_min_size(pccl_min_size(iov->iov_len - done, room), PCCL_RING_BYTES - at);
         n = pccl_min_size(n, PIECE_BYTES - (size_t)(shm->written - published));
         memcpy(shm->out_bytes + at, (const uint8_t *)iov->iov_base + done, n);
         shm->written += n;
@@ -400,7 +369,7 @@ static ssize_t shm_send(pccl_wire *wire, struct iovec *iov, int count)
 static int in_look(shm_wire *shm)
 {
     uint64_t written = __atomic_load_n(&shm->in->written, __ATOMIC_SEQ_CST);
-    if (written - shm->consumed > RING_BYTES || written - shm->consumed < shm->in_written - shm->consumed)
+    if (written - shm->consumed > PCCL_RING_BYTES || written - shm->consumed < shm->in_written - shm->consumed)
         return -1;
     shm->in_written = written;
     return 0;
@@ -417,7 +386,7 @@ static int in_consume(shm_wire *shm)
     if (__atomic_load_n(&shm->in->writer_waits, __ATOMIC_SEQ_CST) == 0)
         return 0;
     uint64_t written = __atomic_load_n(&shm->in->written, __ATOMIC_SEQ_CST);
-    if (written - shm->consumed > RING_BYTES / 2 ||
+    if (written - shm->consumed > PCCL_RING_BYTES / 2 ||
         __atomic_exchange_n(&shm->in->writer_waits, 0, __ATOMIC_SEQ_CST) == 0)
         return 0;
     return wake_signal(shm->memory->peer_wake_fd);
@@ -444,8 +413,8 @@ static ssize_t shm_view(pccl_wire *wire, const uint8_t **at, int may_read)
         error = wake_signal(shm->memory->own_wake_fd);
     if (error != 0 || !may_read)
         return error != 0 ? -error : -EAGAIN;
-    size_t begin = (size_t)(shm->consumed % RING_BYTES);
-    size_t bytes = pccl_min_size((size_t)(shm->in_written - shm->consumed), RING_BYTES - begin);
+    size_t begin = (size_t)(shm->consumed % PCCL_RING_BYTES);
+    size_t bytes = pccl_min_size((size_t)(shm->in_written - shm->consumed), PCCL_RING_BYTES - begin);
     shm->shown = pccl_min_size(bytes, PIECE_BYTES);
     wire->received_bytes += shm->shown;
     *at = shm->in_bytes + begin;
@@ -540,7 +509,7 @@ int pccl_wire_shm_open(pccl_fd_registry *fds, int fd, pccl_memory *memory, pccl_
     }
     fd_close(&memory->memory_fd);
     int sends = memory->is_maker ? 0 : 1;
-    uint8_t *bytes = (uint8_t *)memory->at + PAGE_BYTES;
+    uint8_t *bytes = (uint8_t *)memory->at + PCCL_MEMORY_HEADER_BYTES;
     shm->wire.type = &shm_type;
     shm->wire.is_local = 1;
     shm->wire.is_authentic = 1;
@@ -550,8 +519,8 @@ int pccl_wire_shm_open(pccl_fd_registry *fds, int fd, pccl_memory *memory, pccl_
     shm->wake.fd = memory->own_wake_fd;
     shm->out = &memory->at->rings[sends];
     shm->in = &memory->at->rings[1 - sends];
-    shm->out_bytes = bytes + (size_t)sends * RING_BYTES;
-    shm->in_bytes = bytes + (size_t)(1 - sends) * RING_BYTES;
+    shm->out_bytes = bytes + (size_t)sends * PCCL_RING_BYTES;
+    shm->in_bytes = bytes + (size_t)(1 - sends) * PCCL_RING_BYTES;
     *made = &shm->wire;
     return 0;
 }

@@ -164,24 +164,20 @@ class Engine:
 
     # Links.
 
-    def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
-        """Take ownership of a connected socket, the link's connection `index`. `keys` encrypt its traffic."""
+    def link_add(self, link: int, index: int, fd: int, payload: Keys | SharedMemory | None = None) -> None:
+        """Take ownership of a connected socket, the link's connection `index`. Its traffic is encrypted with keys, or
+        travels in memory that is shared with the process at the other end."""
         try:
-            native_keys = link_keys(keys)
+            native_keys = link_keys(None if isinstance(payload, SharedMemory) else payload)
             if self._handle == ffi.NULL:
                 raise EngineFailedError(CLOSED)
         except BaseException:
             os.close(fd)
             raise
-        self._call(lib.pccl_engines_link_add, link, index, fd, native_keys)
-
-    def link_add_memory(self, link: int, index: int, fd: int, memory: SharedMemory) -> None:
-        """Take ownership of shared memory and of a socket connected to the process that shares it: `link_add`."""
-        if self._handle == ffi.NULL:
-            os.close(fd)
-            memory.close()
-            raise EngineFailedError(CLOSED)
-        self._call(lib.pccl_engines_link_add_memory, link, index, fd, memory.detach())
+        if isinstance(payload, SharedMemory):
+            self._call(lib.pccl_engines_link_add_memory, link, index, fd, payload.detach())
+        else:
+            self._call(lib.pccl_engines_link_add, link, index, fd, native_keys)
 
     def set_link_timeout(self, seconds: float) -> None:
         """Set how long data may be in flight without progress before a link is lost; 0 means no limit."""

@@ -76,11 +76,12 @@ class Outbound(Part):
         with self._driver.taking_over as machine:
             if not machine.link_connected(link) or self._lifetime.is_broken:
                 sock.close()
-            elif isinstance(payload, SharedMemory):
-                self._logger.debug("connection %d of link %d is in shared memory", index, link)
-                self._engine.link_add_memory(link, index, sock.detach(), payload)
-            else:
-                self._engine.link_add(link, index, sock.detach(), payload if self._options.encrypt else None)
+                return
+            if isinstance(payload, SharedMemory):
+                self._logger.debug("connection %d of link %d travels in shared memory", index, link)
+            elif not self._options.encrypt:
+                payload = None
+            self._engine.link_add(link, index, sock.detach(), payload)
 
     def _make_link(self, _: Peer, effect: ps.MakeLink) -> None:
         scope = trio.CancelScope()
