@@ -6,7 +6,7 @@
 #include "pccl_native.h"
 
 enum {
-    PCCL_RING_BYTES = 256 << 10, /* a power of two; those of all links had better stay in a cache */
+    PCCL_RING_BYTES = 512 << 10, /* a power of two; those of all links had better stay in a cache */
     PCCL_MEMORY_HEADER_BYTES = 4096,
     PCCL_MEMORY_BYTES = PCCL_MEMORY_HEADER_BYTES + 2 * PCCL_RING_BYTES,
     PCCL_MEMORY_NONCE_BYTES = 16
