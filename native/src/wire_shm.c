@@ -24,7 +24,7 @@
 
 #include "base.h"
 #include "list.h"
-#include "shm_layout.h"
+#include "wire_shm.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 #include "trial.h"
 
 #include "conn.h"
-#include "shm_layout.h"
+#include "wire_shm.h"
 #include "wire.h"
 
 #include <errno.h>

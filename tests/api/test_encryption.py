@@ -145,8 +145,9 @@ def test_encrypted_results_are_the_same(node: MasterNode, algorithm: ReduceAlgor
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
-def test_encryption_hides_payload(node: MasterNode, spy: Spy, encrypt: bool) -> None:
-    """Without encryption the same spy sees it all."""
+def test_encryption_hides_payload(node: MasterNode, spy: Spy, encrypt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without encryption the same spy sees it all, unless it travels in shared memory."""
+    monkeypatch.setenv("PCCL_SHM", "0")
     cluster = Cluster(node.address, token=TOKEN)
     join_through(cluster, spy, encrypt)
     values = [patterned(20_000) for _ in range(2)]

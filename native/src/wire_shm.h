@@ -1,6 +1,6 @@
-/* shm_layout.h: what two processes see of the memory that they share (wire_shm.c). */
-#ifndef PCCL_SHM_LAYOUT_H
-#define PCCL_SHM_LAYOUT_H
+/* wire_shm.h: what two processes see of the memory that they share (wire_shm.c). */
+#ifndef PCCL_WIRE_SHM_H
+#define PCCL_WIRE_SHM_H
 
 #include "base.h"
 #include "pccl_native.h"
