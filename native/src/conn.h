@@ -3,10 +3,10 @@
  * In. Payload goes where it belongs by itself: straight into a result buffer, or through the staging buffer that all
  * connections share into the reduction, or nowhere. One readv takes the rest of a payload and, beyond it, up to
  * READ_AHEAD_BYTES: the next headers and small frames, which are then handled without a system call of their own.
- * Elements that a read has cut in two wait in `carry`.
+ * Elements that a read has cut in two wait in `carry`. What a wire shows in place is reduced from there.
  *
  * Damage. Every payload is checksummed as it is read, while it is in cache, and compared with what its header says
- * before anybody is told that it is there; what an encrypted wire brings is authenticated instead. Results may already
+ * before anybody is told that it is there; what an authentic wire brings (wire.h) is not. Results may already
  * hold damaged bytes by then, and need not be cleaned:
  *
  *   1. A frame that does not arrive leaves its segment unfinished, and only what has arrived is sent on. So no other
