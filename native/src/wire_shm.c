@@ -229,6 +229,7 @@ typedef struct {
     uint64_t consumed; /* of `in`, the same */
     uint64_t in_written;
     size_t shown; /* after `consumed` */
+    uint8_t is_blocked; /* the last send has found the ring full */
     uint8_t has_ended; /* the socket: no more bytes are written */
     int error; /* of the socket then; 0: none */
 } shm_wire;
@@ -330,6 +331,7 @@ static ssize_t shm_send(pccl_wire *wire, struct iovec *iov, int count)
     uint64_t published = begin;
     int error = 0;
     size_t done = 0;
+    shm->is_blocked = 0;
     if (out_look(shm) != 0)
         return shm_break(shm);
     while (count > 0 && error == 0) {
@@ -340,7 +342,8 @@ static ssize_t shm_send(pccl_wire *wire, struct iovec *iov, int count)
             int has_room = out_wait(shm);
             if (has_room < 0)
                 return shm_break(shm);
-            if (has_room == 0)
+            shm->is_blocked = !has_room;
+            if (shm->is_blocked)
                 break;
             continue;
         }
@@ -456,10 +459,13 @@ static void shm_bound_unsent(pccl_wire *wire, int bytes)
     (void)bytes;
 }
 
+/* What fits into the ring counts as what another system has acknowledged: the process there may stand still for a
+ * while. */
 static int shm_under_way(const pccl_wire *wire, uint64_t *in_flight_bytes, uint64_t *unsent_bytes)
 {
     const shm_wire *shm = PCCL_CONTAINER_OF(wire, const shm_wire, wire);
-    *in_flight_bytes = shm->written - __atomic_load_n(&shm->out->consumed, __ATOMIC_RELAXED);
+    uint64_t unread_bytes = shm->written - __atomic_load_n(&shm->out->consumed, __ATOMIC_RELAXED);
+    *in_flight_bytes = shm->is_blocked ? unread_bytes : 0;
     *unsent_bytes = 0;
     return 0;
 }
