@@ -170,13 +170,11 @@ def test_straggler_is_logged_as_a_warning(monkeypatch: pytest.MonkeyPatch, caplo
     assert record.levelname == "WARNING"
 
 
-def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.delenv("PCCL_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with MasterNode(f"127.0.0.1:{port}") as node, Communicator(node.address) as peer:
+    with MasterNode(nobody) as node, Communicator(node.address) as peer:
         assert peer.world_size == 1
     (directory,) = (tmp_path / "pccl").iterdir()
-    assert directory.name == f"master-{socket.gethostname()}-{port}"
+    assert directory.name == f"master-{socket.gethostname()}-{nobody.rpartition(':')[2]}"
     assert (directory / "master.json").exists()

@@ -460,19 +460,16 @@ with pccl.Communicator() as comm:
 """
 
 
-def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     """The second node's copies look for the first one's master, which records nothing on disk."""
     monkeypatch.delenv("PCCL_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     script = tmp_path / "script.py"
     script.write_text(EAGER)
     with ExitStack() as resources:
-        held = resources.enter_context(socket.socket())  # refuses connections, and no other test gets its port
-        held.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*held.getsockname())
         nodes = []
         for rank, where in ((1, "--master"), (0, "--listen")):
-            words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, address, str(script))
+            words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, nobody, str(script))
             process = subprocess.Popen(_pccl(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             resources.callback(process.wait)
             resources.callback(process.kill)
@@ -481,7 +478,6 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             nodes.append((process, Lines(process.stdout), Lines(process.stderr)))
             if rank == 1:  # more than five attempts
                 nodes[0][2].expect(r"\[1\] (?:.* )?connect has waited .* attempt \d\d+: .*Connection refused.*")
-                held.close()
         for (process, stdout, _), rank in zip(nodes, (1, 0), strict=True):
             stdout.expect(rf"\[{rank}\] world 2")
             assert process.wait(TIMEOUT_S) == 0

@@ -81,14 +81,12 @@ def test_table_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
 
 
 @pytest.mark.usefixtures("reported_at_once")
-def test_held_newcomers_are_shown(pccl_status: Command) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "{}:{}".format(*listener.getsockname())
-    with MasterNode(address):
-        newcomer = Communicator(address)
+def test_held_newcomers_are_shown(pccl_status: Command, nobody: str) -> None:
+    with MasterNode(nobody):
+        newcomer = Communicator(nobody)
         connecting = Background(newcomer.connect)
         shown = until(
-            lambda: found if "1 waiting" in (found := pccl_status(address).stdout) else "", "a newcomer is shown"
+            lambda: found if "1 waiting" in (found := pccl_status(nobody).stdout) else "", "a newcomer is shown"
         )
         assert "vacant" in shown
         assert "0 peers, 1 waiting" in shown
