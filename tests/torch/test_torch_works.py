@@ -53,3 +53,21 @@ def test_wait_tensor_waits_for_work() -> None:
 
     with worlds():
         assert run_ranks(2, script) == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_dropped_work_answers_ddp_join(divides: bool) -> None:
+    """Without the division, DDP's reducer alone holds the work of each forward pass."""
+
+    def script(rank: int) -> float:
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(net.weight)
+        ddp = torch.nn.parallel.DistributedDataParallel(net)
+        with ddp.join(divide_by_initial_world_size=divides):
+            for _ in range(1 + 2 * rank):
+                net.zero_grad()
+                ddp(torch.full((1, 2), 4.0)).sum().backward()
+        return float(net.weight.grad[0, 0])
+
+    with worlds():
+        assert run_ranks(2, script) == [4.0, 2.0 if divides else 4.0]
