@@ -242,7 +242,8 @@ class Peer:
             return
         if self.is_led:
             self._outbox.is_led = False
-            self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
+            if self.peer:  # `connect` reports the search of a newcomer
+                self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
         self._outbox.emit(SeekMaster(reason))
