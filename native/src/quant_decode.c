@@ -312,8 +312,8 @@ void pccl_quant_dequantize_reduce(
     const size_t element_bytes = pccl_dtype_bytes(shape->dtype);
     double buffer[PCCL_QUANT_CHUNK]; /* the widest dtype */
     PCCL_ASSERT(pccl_quant_valid(shape));
-    if (shape->dtype == PCCL_FLOAT32 && shape->quantization != PCCL_QUANT_CAST &&
-        !pccl_quant_has_levels(shape) && (shape->reduce_op == PCCL_SUM || shape->reduce_op == PCCL_AVG)) {
+    if (shape->dtype == PCCL_FLOAT32 && shape->quantization != PCCL_QUANT_CAST && !pccl_quant_has_levels(shape) &&
+        (shape->reduce_op == PCCL_SUM || shape->reduce_op == PCCL_AVG)) {
         dequantize_add(shape, wire, count, a, destination);
         return;
     }

@@ -85,7 +85,7 @@ PCCL_INLINE void pack(const uint8_t *codes, size_t bytes, int is_sign, pccl_u8 *
 {
     const pccl_u32 *fours = (const pccl_u32 *)(const void *)codes;
     const pccl_u64 *eights = (const pccl_u64 *)(const void *)codes;
-    if (is_sign)
+    if (is_sign) {
         PCCL_INDEPENDENT
         for (size_t i = 0; i < bytes; i++) {
             uint64_t bits = eights[i];
@@ -93,19 +93,20 @@ PCCL_INLINE void pack(const uint8_t *codes, size_t bytes, int is_sign, pccl_u8 *
             bits |= bits >> 14;
             wire[i] = (uint8_t)(bits | bits >> 28);
         }
-    else
+    } else {
         PCCL_INDEPENDENT
         for (size_t i = 0; i < bytes; i++) {
             const uint32_t pairs = fours[i] | fours[i] >> 6;
             wire[i] = (uint8_t)(pairs | pairs >> 12);
         }
+    }
 }
 
 PCCL_INLINE void unpack(const pccl_u8 *wire, size_t bytes, int is_sign, uint8_t *codes)
 {
     pccl_u32 *fours = (pccl_u32 *)(void *)codes;
     pccl_u64 *eights = (pccl_u64 *)(void *)codes;
-    if (is_sign)
+    if (is_sign) {
         PCCL_INDEPENDENT
         for (size_t i = 0; i < bytes; i++) {
             uint64_t bits = wire[i];
@@ -113,12 +114,13 @@ PCCL_INLINE void unpack(const pccl_u8 *wire, size_t bytes, int is_sign, uint8_t 
             bits |= bits << 14;
             eights[i] = (bits | bits << 7) & 0x0101010101010101u;
         }
-    else
+    } else {
         PCCL_INDEPENDENT
         for (size_t i = 0; i < bytes; i++) {
             const uint32_t pairs = wire[i] | (uint32_t)wire[i] << 12;
             fours[i] = (pairs | pairs << 6) & 0x03030303;
         }
+    }
 }
 
 PCCL_INLINE void decode(const pccl_u8 *codes, size_t count, uint32_t low, uint32_t change, pccl_f32 *values)
@@ -161,8 +163,7 @@ PCCL_INLINE void quantize_all(
 }
 
 /* Of a block's codes, `count` ones from a whole byte on. */
-PCCL_INLINE void dequantize_block(
-    uint32_t byte, const uint8_t *wire, size_t count, int is_sign, pccl_f32 *values)
+PCCL_INLINE void dequantize_block(uint32_t byte, const uint8_t *wire, size_t count, int is_sign, pccl_f32 *values)
 {
     uint8_t codes[PCCL_QUANT_CHUNK + 8];
     if (byte == SCALE_NAN) {
@@ -177,8 +178,8 @@ PCCL_INLINE void dequantize_block(
     decode(codes, count, low, low ^ high, values);
 }
 
-PCCL_INLINE void dequantize_all(const pccl_op_shape *shape, const uint8_t *wire, size_t first, size_t count,
-    int is_sign, pccl_f32 *destination)
+PCCL_INLINE void dequantize_all(
+    const pccl_op_shape *shape, const uint8_t *wire, size_t first, size_t count, int is_sign, pccl_f32 *destination)
 {
     const size_t block = shape->quantization_block, codes_a_byte = is_sign ? 8 : 4;
     size_t in_block = first % block;
