@@ -86,11 +86,19 @@ enum pccl_quantization {
     PCCL_QUANT_MIN_MAX = 1,
     PCCL_QUANT_ZERO_POINT_SCALE = 2,
     PCCL_QUANT_CAST = 3,
-    PCCL_QUANT_COUNT = 4
+    PCCL_QUANT_LLOYD_MAX = 4, /* float32, codes of 2 bits */
+    PCCL_QUANT_SIGN = 5, /* float32, codes of 1 bit */
+    PCCL_QUANT_COUNT = 6
 };
 
-/* Types of half a byte, which a quantized element may have besides those of enum pccl_dtype. */
-enum pccl_code_type { PCCL_CODE_UINT4 = 64, PCCL_CODE_INT4 = 65 };
+/* Types of less than a byte, which a quantized element may have besides those of enum pccl_dtype. */
+enum pccl_code_type {
+    PCCL_CODE_UINT4 = 64,
+    PCCL_CODE_INT4 = 65,
+    PCCL_CODE_UINT2 = 66,
+    PCCL_CODE_UINT1 = 67,
+    PCCL_CODE_END = 68
+};
 
 enum pccl_rounding { PCCL_ROUND_NEAREST = 0, PCCL_ROUND_STOCHASTIC = 1, PCCL_ROUNDING_COUNT = 2 };
 

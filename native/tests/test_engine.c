@@ -204,8 +204,9 @@ static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
         double error = (double)((float *)t.recv[0])[i] - (double)expected[i];
         worst = error > worst ? error : -error > worst ? -error : worst;
     }
-    const int is_coarse = shape->quantized_dtype == PCCL_CODE_UINT4 || shape->quantized_dtype == PCCL_CODE_INT4;
-    CHECK_MSG(worst < (is_coarse ? 2 : 0.2), "quantization %u of op %u is off by %f", shape->quantization,
+    const int has_levels = shape->quantized_dtype >= PCCL_CODE_UINT2;
+    const int is_coarse = shape->quantized_dtype >= PCCL_CODE_UINT4;
+    CHECK_MSG(worst < (has_levels ? 300 : is_coarse ? 2 : 0.2), "quantization %u of op %u is off by %f", shape->quantization,
         shape->reduce_op, worst);
     for (uint32_t rank = 1; rank < shape->world_size; rank++)
         CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
@@ -226,6 +227,8 @@ static void quantized_results_are_identical(void)
         {PCCL_QUANT_ZERO_POINT_SCALE, PCCL_CODE_INT4},
         {PCCL_QUANT_CAST, PCCL_FLOAT16},
         {PCCL_QUANT_CAST, PCCL_BFLOAT16},
+        {PCCL_QUANT_LLOYD_MAX, PCCL_CODE_UINT2},
+        {PCCL_QUANT_SIGN, PCCL_CODE_UINT1},
     };
     for (uint32_t size = 1; size <= 5; size++) {
         world w;

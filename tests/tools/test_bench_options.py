@@ -45,6 +45,8 @@ PLAN = Plan(
         ("min-max:uint16:block=64", QuantizationOptions(DataType.UINT16, block_size=64)),
         ("zero-point-scale", QuantizationOptions(algorithm=ZERO_POINT_SCALE)),
         ("zero-point-scale:int4:block=128", QuantizationOptions(DataType.INT8, ZERO_POINT_SCALE, 128, bits=4)),
+        ("lloyd-max", QuantizationOptions(algorithm=QuantizationAlgorithm.LLOYD_MAX)),
+        ("sign:block=128", QuantizationOptions(algorithm=QuantizationAlgorithm.SIGN, block_size=128)),
         ("min-max:uint4:seed=7:stochastic", QuantizationOptions(bits=4, stochastic=True, seed=7)),
         ("cast:bfloat16", QuantizationOptions(DataType.BFLOAT16, CAST)),
         ("cast:float16:stochastic", QuantizationOptions(DataType.FLOAT16, CAST, stochastic=True)),
