@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Starts a master and N copies of a Python script on this machine and waits for all of them. Each copy gets these
 environment variables:
-  PCCL_MASTER                   the master's HOST:PORT, which Communicator() uses
+  PCCL_MASTER, PCCL_RUN         the master's HOST:PORT, which Communicator() uses, and the run's name (--run)
   RANK, WORLD_SIZE              the copy's number, from 0, and the number of copies on all nodes
   LOCAL_RANK, LOCAL_WORLD_SIZE  the same for the copies on this machine
   MASTER_ADDR, MASTER_PORT      the address where rank 0 of a torch.distributed program opens its store: as
@@ -63,6 +63,11 @@ def add_parser(subparsers: Subparsers) -> None:
         f"{LISTEN_ALONE}, or {LISTEN_FOR_NODES} with --nnodes)"
     )
     where.add_argument("--listen", metavar="HOST:PORT", help=help_text)
+    help_text = (
+        "the run's name: masters refuse peers of a run with another name (default: PCCL_RUN, else the script's name, on "
+        "a single node with a random suffix; none with --master on a single node)"
+    )
+    option("--run", dest="run_name", metavar="NAME", help=help_text)
     option("--http", action="store_true", help="serve the run's status page and print its address")
     option("--http-at", metavar="HOST:PORT", help="serve the status page at this address")
     help_text = (
@@ -90,7 +95,7 @@ def script_of(arguments: argparse.Namespace) -> list[str]:
 def run(arguments: argparse.Namespace) -> int:
     import os
 
-    from pccl.tools.launch import LaunchOptions, launch, masters_address, nodes
+    from pccl.tools.launch import LaunchOptions, launch, masters_address, nodes, run_name
     from pccl.tools.report import PlanError
 
     try:
@@ -104,11 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
         what = "--http needs a master that is started here"
         print(f"pccl launch: {what}; give --http to the master at {master}", file=sys.stderr)
         return 2
+    script = script_of(arguments)
     options = LaunchOptions(
-        command=(sys.executable, *(["-m"] if arguments.as_module else []), *script_of(arguments)),
+        command=(sys.executable, *(["-m"] if arguments.as_module else []), *script),
         count=arguments.count,
         nodes=these,
         master=master,
+        run_name=run_name(these, arguments.run_name, master, script[0], os.environ),
         listen=arguments.listen or (LISTEN_ALONE if these.count == 1 else LISTEN_FOR_NODES),
         http=http,
         fail_fast=arguments.fail_fast,

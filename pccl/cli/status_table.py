@@ -38,7 +38,7 @@ def _head(status: RunStatus) -> list[Text]:
     return [
         Text.assemble(
             ("run ", "dim"),
-            (status.run, "bold"),
+            (status.run_name or status.run, "bold"),
             ("" if status.role == "leading" else f"  {status.role}", "bold yellow"),
             f"  view {status.view}{changing}, term {status.term}, up {span(status.uptime_s)}, pccl {status.version}",
         ),

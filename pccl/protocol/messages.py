@@ -175,6 +175,8 @@ class Hello(Message, frozen=True):
     master_timeout_s: float = MASTER_TIMEOUT_S
     place: int = -1
     """The position in its group's ring that the sender requests if it is one of the first peers; -1: none."""
+    run_name: str = ""
+    """The user's name for the run. Two parties of one run may not have different names; an empty name matches any."""
 
 
 class HeartbeatHello(Message, frozen=True):
@@ -201,6 +203,7 @@ class Resume(Message, frozen=True):
     """Whether the peer knows that it was accepted. A newcomer may have been accepted without receiving Install."""
     session: Secret = b""
     master_timeout_s: float = MASTER_TIMEOUT_S
+    run_name: str = ""
 
 
 class Reattach(Message, frozen=True):

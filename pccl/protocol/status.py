@@ -168,3 +168,5 @@ class RunStatus(msgspec.Struct, frozen=True):
     """Number of newcomers whose admission the master delays."""
     held_for: str = ""
     """What the master waits for before newcomers may start a run, how long it will wait, and how to skip the wait."""
+    run_name: str = ""
+    """The user's name for the run, if it has one."""

@@ -11,6 +11,7 @@ import io
 import math
 import os
 import queue
+import secrets
 import signal
 import socket
 import threading
@@ -26,6 +27,7 @@ from pccl.tools.harness import Child, Copy, Event, Guard, local_environment, mas
 from pccl.tools.report import PlanError
 
 LINE_CHARACTERS_MAX = 1 << 20
+RUN_CHARACTERS_MAX = 100
 SLOW_START_S = 5.0
 SIGNAL_POLL_S = 1.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -99,6 +101,16 @@ def store_address(these: Nodes, master: str | None, environment: Mapping[str, st
     return host or "127.0.0.1", port or str(_free_port())
 
 
+def run_name(these: Nodes, given: str | None, master: str | None, script: str, environment: Mapping[str, str]) -> str:
+    """Return the run's name: the given one, else the script's name, which all nodes know, and a random suffix if no
+    other node must know it. Return "", which matches any run, for a running master that may serve other programs."""
+    known = given if given is not None else environment.get("PCCL_RUN", "")
+    if known or (these.count == 1 and master is not None):
+        return known
+    name = "".join(filter(str.isprintable, os.path.basename(script)))[:RUN_CHARACTERS_MAX]
+    return name if these.count > 1 else f"{name}-{secrets.token_hex(3)}"
+
+
 def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
     rank, world_size = these.rank * count + index, these.count * count
     return {
@@ -135,6 +147,7 @@ class LaunchOptions:
     nodes: Nodes = Nodes()
     master: str | None = None
     """The address of a running master; None starts a master at `listen`."""
+    run_name: str = ""
     listen: str = "127.0.0.1:0"
     http: str | None = None
     fail_fast: bool = False
@@ -227,7 +240,8 @@ class Supervisor:
         shown = ["--http", self._options.http] if self._options.http is not None else []
         command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
         self._slow_start_at_s = time.monotonic() + SLOW_START_S
-        self._master = self._start("[master]", command, {"PCCL_STATE": "", **os.environ}, None)
+        environment = {"PCCL_STATE": "", **os.environ, "PCCL_RUN": self._options.run_name}
+        self._master = self._start("[master]", command, environment, None)
 
     def _start(self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None) -> Child:
         """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events."""
@@ -254,7 +268,7 @@ class Supervisor:
         store = store_address(options.nodes, options.master, os.environ)
         for index in range(options.count):
             own = variables(options.nodes, options.count, index, master, store)
-            environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
+            environment = {**inherited, **own, "PCCL_RUN": options.run_name, "PYTHONUNBUFFERED": "1"}
             if not options.sets_ranks:
                 environment = {name: value for name, value in environment.items() if name not in TORCHRUNS}
             name = f"[{own['PCCL_LAUNCH_INDEX']}]"

@@ -486,3 +486,22 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             stdout.expect(rf"\[{rank}\] world 2")
             assert process.wait(TIMEOUT_S) == 0
     assert not (tmp_path / "state").exists()
+
+
+def test_peer_of_another_launch_is_refused_at_this_launchs_master(tmp_path: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os, sys\n"
+        "from pccl import Communicator, PCCLError\n"
+        "own = os.environ['PCCL_RUN']\n"
+        "with Communicator():\n"
+        "    os.environ['PCCL_RUN'] = 'other.py-1'\n"
+        "    try:\n"
+        "        Communicator().connect()\n"
+        "    except PCCLError as error:\n"
+        "        assert own.startswith('script.py-') and repr(own) in str(error) and \"'other.py-1'\" in str(error)\n"
+        "        sys.exit()\n"
+        "sys.exit('it has joined')\n",
+    )
+    done = subprocess.run(_pccl("launch", "-n", "1", script), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr

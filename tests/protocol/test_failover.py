@@ -681,3 +681,13 @@ def test_takeover_keeps_sites_together() -> None:
     rig.wait(4.0)
     (goodbye,) = [each for each in rig.told(1) if isinstance(each, m.Goodbye)]
     assert "site" in goodbye.reason
+
+
+def test_peer_of_run_with_other_name_does_not_wait_here() -> None:
+    rig = Rig(MasterOptions(run_name="b"))
+    rig.say(1, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, run_name="a"))
+    (answer,) = [effect.message for effect in rig.effects if isinstance(effect, Send)]
+    assert isinstance(answer, m.Elsewhere)
+    assert "serves run 'b', but this peer belongs to run 'a'" in answer.reason
+    rig.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 2, run_name="b"))
+    assert [effect.message for effect in rig.effects if isinstance(effect, Send)] == [m.PreVoteRequest()]

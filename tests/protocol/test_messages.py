@@ -19,8 +19,8 @@ WIRE = {
     "SyncOffer": "strategy revision root tensors",
     "LinkMetric": "peer is_inbound bytes_per_s round_trip_us",
     "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found="
-    " session= master_timeout_s= place=",
-    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s=",
+    " session= master_timeout_s= place= run_name=",
+    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s= run_name=",
     "Reattach": "protocol session received auth=",
     "Reattached": "received",
     "Ack": "received",

@@ -49,6 +49,7 @@ from pccl.protocol.failover.gathering import Gathering, KnownRuns
 from pccl.protocol.failover.recovery import RecoveringPeer, is_sound, rebuild, take_over
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptions, Persist, RunState, Send
+from pccl.protocol.names import run_mismatch
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
@@ -200,7 +201,8 @@ class Failover:
             text = f"{spoken}; install the same version of pccl on both"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        rejection: m.FromMaster | None = self._bootstrap.refusal(message)
+        mismatch = run_mismatch(self.options.run_name, message.run_name)
+        rejection: m.FromMaster | None = m.Elsewhere(mismatch) if mismatch else self._bootstrap.refusal(message)
         if rejection is None and self.is_leading and self._resume_while_leading(connection, message, name):
             return
         is_waiting = self._bootstrap.is_waiting(self._now)

@@ -397,6 +397,7 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
         losses=history.losses(now),
         events=history.events(now),
         findings=state.stragglers.findings(now),
+        run_name=state.run_name,
     )
 
 

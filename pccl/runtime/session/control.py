@@ -207,8 +207,8 @@ class Control(Part):
         return self._masters.patience_s(timeout_s, is_majority_there)
 
     def _resume(self, machine: Peer, session: bytes) -> m.Resume | None:
-        now, limit_s = trio.current_time(), self._options.master_timeout_s
-        return machine.resume(len(self._masters.addresses), now, session, limit_s)
+        now, options = trio.current_time(), self._options
+        return machine.resume(len(self._masters.addresses), now, session, options.master_timeout_s, options.run_name)
 
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
@@ -227,6 +227,7 @@ class Control(Part):
             session=session,
             master_timeout_s=options.master_timeout_s,
             place=options.place,
+            run_name=options.run_name,
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
