@@ -64,8 +64,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     where.add_argument("--listen", metavar="HOST:PORT", help=help_text)
     help_text = (
-        "the run's name: masters refuse peers of a run with another name (default: PCCL_RUN, else the script's name, on "
-        "a single node with a random suffix; none with --master on a single node)"
+        "the run's name: masters refuse peers of a run with another name (default: PCCL_RUN, else the script's name, "
+        "on a single node with a random suffix; none with --master on a single node)"
     )
     option("--run", dest="run_name", metavar="NAME", help=help_text)
     option("--http", action="store_true", help="serve the run's status page and print its address")

@@ -42,7 +42,9 @@ def _head(status: RunStatus) -> list[Text]:
             ("" if status.role == "leading" else f"  {status.role}", "bold yellow"),
             f"  view {status.view}{changing}, term {status.term}, up {span(status.uptime_s)}, pccl {status.version}",
         ),
-        Text(
+        Text(status.recovery, style="yellow")
+        if status.recovery
+        else Text(
             f"{accepted} peers, {len(status.members) - accepted + status.held} waiting; {totals.joins} joins, "
             f"{totals.losses} losses, {totals.leaves} left, {totals.reconnects} reconnects"
         ),
@@ -55,7 +57,7 @@ def _head(status: RunStatus) -> list[Text]:
 
 
 def _hold(status: RunStatus) -> Iterable[Text]:
-    if status.held_for:
+    if status.held_for and (status.held or not status.recovery):
         yield Text(f"newcomers are held: this master waits for {status.held_for}", style="yellow")
 
 

@@ -161,12 +161,16 @@ class RunStatus(msgspec.Struct, frozen=True):
     losses: list[Loss]
     events: list[Event]
     role: str = "leading"
-    """"leading"; "vacant": the master has no peers yet; "standby": it waits to take over a run."""
+    """"leading"; "vacant": the master has no peers yet; "standby": it waits to take over a run; "recovering": it waits
+    for the peers of a run that have lost their master (`recovery`)."""
     findings: list[Finding] = []
     """Peers that the others currently wait for, the longest wait first."""
     held: int = 0
     """Number of newcomers whose admission the master delays."""
     held_for: str = ""
     """What the master waits for before newcomers may start a run, how long it will wait, and how to skip the wait."""
+    recovery: str = ""
+    """Which peers of a run have come back to a restarted master, and how long it waits for the others; empty if it
+    waits for none."""
     run_name: str = ""
     """The user's name for the run, if it has one."""

@@ -455,6 +455,11 @@ class CallReasons(Part):
         status = await self._status()
         return explain_wait(status, self._driver.facts.peer, kind) if isinstance(status, RunStatus) else status
 
+    async def of_search(self) -> str:
+        """Return what a peer without a master waits for."""
+        status = await self._status()
+        return status if isinstance(status, str) else "the run's master"
+
     async def of_admission(self) -> str:
         """Return what this newcomer waits for."""
         return await self.of_call("")
@@ -466,15 +471,18 @@ class CallReasons(Part):
 
     async def _status(self) -> RunStatus | str:
         """Return the run's status, or a wait reason that is known without it."""
-        if not self._driver.facts.is_led:
-            tried = self._control.account()
-            return f"a master, because the last one is lost{f' (tried {tried})' if tried else ''}"
+        is_led = self._driver.facts.is_led
+        tried = self._control.account()
+        lost = f"a master, because the last one is lost{f' (tried {tried})' if tried else ''}"
         if _jitter.random() * self._world_size() > ASKERS:
-            return "other peers, which have not called it"
+            return "other peers, which have not called it" if is_led else lost
         options, where = self._options, addresses.join(*self._master.address)
         try:
             with trio.fail_after(ASK_S):
-                return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
+                status = await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
+            return status if is_led else f"the run's master ({status.recovery})" if status.recovery else lost
         except (NoAnswer, trio.TooSlowError) as error:
+            if not is_led:
+                return lost
             why = str(error) or f"no answer within {ASK_S:g} s"
             return f"other peers, or their master at {where}, which does not answer: {why}"
