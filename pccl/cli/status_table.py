@@ -151,6 +151,10 @@ def _peers(status: RunStatus) -> Table:
     table = _table("peer", *(["group"] if has_groups else []), "address", "state")
     for column in ("sent/s", "recv/s"):
         table.add_column(column, no_wrap=True, justify="right")
+    has_figures = any(member.figures for member in status.members)
+    if has_figures:
+        table.add_column("waited", justify="right")
+        table.add_column("reports")
     for member in status.members:
         table.add_row(
             Text(label(member.peer, member.name)),
@@ -159,8 +163,13 @@ def _peers(status: RunStatus) -> Table:
             Text("; ".join([member.state, *waits(member, names)]), style=STYLES.get(member.state, "")),
             size(member.traffic.tx_bytes_per_s),
             size(member.traffic.rx_bytes_per_s),
+            *([Text(f"{member.traffic.waited:.0%}"), Text(_figures(member))] if has_figures else []),
         )
     return table
+
+
+def _figures(member: MemberStatus) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in member.figures.items())
 
 
 def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:

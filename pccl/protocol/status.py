@@ -51,6 +51,8 @@ class PeerTraffic(msgspec.Struct, frozen=True):
     tx_bytes_per_s: float = 0.0
     rx_bytes_per_s: float = 0.0
     links: list[LinkTraffic] = []
+    waited: float = 0.0
+    """Share of the last few seconds during which the program waited for ops of the whole group."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -70,6 +72,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """Seconds since the master requested an answer to a membership change that the peer has not sent yet."""
     is_heard: bool = True
     traffic: PeerTraffic = PeerTraffic()
+    figures: dict[str, float] = {}
+    """Figures from the peer's program (`Communicator.report`); `step_s` is the time per step."""
 
 
 class LinkFigures(msgspec.Struct, frozen=True):
@@ -172,5 +176,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     recovery: str = ""
     """Which peers of a run have come back to a restarted master, and how long it waits for the others; empty if it
     waits for none."""
+    hour: Course = Course(1.0, [])
+    """Like `course`, over the last hour in longer steps."""
+    address: str = ""
+    """The "host:port" at which new peers can probably reach the master."""
     run_name: str = ""
     """The user's name for the run, if it has one."""

@@ -84,6 +84,11 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
     for call in Kind.ALL:
         waiting.add_metric([call], calls[call])
     yield waiting
+    figures = GaugeMetricFamily("pccl_figure", "What the peers' programs report.", labels=["peer", "name"])
+    for member in status.members:
+        for name, value in member.figures.items():
+            figures.add_metric([str(member.peer), name], value)
+    yield figures
     longest = max((member.waiting.for_s for member in status.members if member.waiting is not None), default=0.0)
     yield GaugeMetricFamily("pccl_longest_wait_seconds", "The longest current wait in a group call.", value=longest)
     stalled = sum(bool(member.stalled_ops) for member in status.members)

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 import trio
@@ -118,6 +118,7 @@ class PeerSession:
         masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
         self._long_waits = LongWaits(counters, about, machine.name_of, masters_named)
         self._search: LongWait | None = None
+        self._led_at = float("-inf")
         self._where = how_to_look(masters_named)
         self.call_reasons = CallReasons(shared, control, lambda: self.view.global_world_size if self.view else 1)
         own: Handlers = {
@@ -246,6 +247,10 @@ class PeerSession:
         self._lifetime.require_alive()
         return self._recorder.recording(since_ns=since_ns)
 
+    def note_figures(self, figures: Mapping[str, float]) -> None:
+        """Send these figures with the next reports to the master. Thread-safe."""
+        self._counters.note_figures(figures, time.monotonic())
+
     def stats(self) -> dict[str, int]:
         self._lifetime.require_alive()
         return self._engine.stats()
@@ -362,8 +367,11 @@ class PeerSession:
         single = self._machine.ops.single_waits()
         if self._machine.is_led:
             search, self._search = self._search, None
-            if search is not None and search.is_told:
-                self._logger.warning("%s", search.ending(now))
+            if search is not None:
+                self._led_at = now
+                if search.is_told:
+                    self._logger.warning("a master leads the run again, after %.1f s", now - search.since)
+            group_wait_s = min(group_wait_s, now - self._led_at)  # a wait for the master is not a wait for peers
             self._long_waits.look(now, group_wait_s, lambda: self._machine.ops.tags, single)
         elif group_wait_s or single:
             self._search = self._search or LongWait("an op", now)
