@@ -26,12 +26,9 @@ class Estimate(msgspec.Struct, frozen=True):
     """What each peer sends, and receives, per outer step."""
     network_s: float
     computing_s: float
-    step_s: float
-    """The duration of an outer step, during which the peers wait for the network."""
     utilization: float
-    overlapped_step_s: float
-    """The same with `AsyncDiLoCo`, which computes during the exchange."""
-    overlapped_utilization: float
+    utilization_async: float
+    """With `AsyncDiLoCo`, which computes during the exchange."""
     sent_gb_per_day: float
     state_bytes: float
     """What a newcomer fetches: parameters and outer momentum."""
@@ -39,31 +36,17 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate(
-    parameters: float,
-    peers: int,
-    uplink_bit_s: float,
-    inner_steps: int,
-    inner_step_s: float,
-    share: float,
-    trip_s: float,
+    parameters: float, peers: int, bytes_per_s: float, computing_s: float, share: float, round_trip_s: float
 ) -> Estimate:
-    """`share` is the ratio of sent to float32 bytes, and `trip_s` the round trip between neighbours."""
+    """`share` is the ratio of sent to float32 bytes, and `round_trip_s` is that between neighbours."""
     sent_bytes = 2 * (peers - 1) / peers * FLOAT_BYTES * parameters * share
-    network_s = sent_bytes * 8 / uplink_bit_s + (peers - 1) * trip_s
-    computing_s = inner_steps * inner_step_s
-    step_s, overlapped_s = computing_s + network_s, max(computing_s, network_s)
-    state_bytes = STATE_VECTORS * FLOAT_BYTES * parameters
+    network_s = sent_bytes / bytes_per_s + (peers - 1) * round_trip_s
+    step_s, state_bytes = computing_s + network_s, STATE_VECTORS * FLOAT_BYTES * parameters
+    overlapped = min(1.0, computing_s / network_s) if network_s else 1.0
+    gb_per_day = sent_bytes * DAY_S / step_s / 1e9
+    join_s = state_bytes / bytes_per_s
     return Estimate(
-        sent_bytes=sent_bytes,
-        network_s=network_s,
-        computing_s=computing_s,
-        step_s=step_s,
-        utilization=computing_s / step_s,
-        overlapped_step_s=overlapped_s,
-        overlapped_utilization=computing_s / overlapped_s,
-        sent_gb_per_day=sent_bytes * DAY_S / step_s / 1e9,
-        state_bytes=state_bytes,
-        join_s=state_bytes * 8 / uplink_bit_s if peers > 1 else 0.0,
+        sent_bytes, network_s, computing_s, computing_s / step_s, overlapped, gb_per_day, state_bytes, join_s
     )
 
 
@@ -111,16 +94,20 @@ def run(arguments: argparse.Namespace) -> int:
         check_outputs(arguments.json)
     except ToolError as error:
         return failed("pccl plan", error)
-    share = SHARES[arguments.quantization]
-    asked = arguments.peers, arguments.uplink * 1e6, arguments.inner_steps, arguments.inner_step
-    found = estimate(arguments.parameters, *asked, share, arguments.round_trip)
+    found = estimate(
+        arguments.parameters,
+        arguments.peers,
+        arguments.uplink * 1e6 / 8,
+        arguments.inner_steps * arguments.inner_step,
+        SHARES[arguments.quantization],
+        arguments.round_trip,
+    )
     write_json(found, arguments.json)
     if arguments.json != STANDARD_OUTPUT:
         show(
-            f"outer step          {span(found.step_s)}: {span(found.computing_s)} of computing and "
-            f"{span(found.network_s)} of waiting for the network\n"
-            f"utilization         {found.utilization:.1%}; {found.overlapped_utilization:.1%} with AsyncDiLoCo, whose "
-            f"outer step takes {span(found.overlapped_step_s)}\n"
+            f"outer step          {span(found.computing_s)} of computing, {span(found.network_s)} of waiting for the "
+            f"network\n"
+            f"utilization         {found.utilization:.1%}; {found.utilization_async:.1%} with AsyncDiLoCo\n"
             f"each peer sends     {size(found.sent_bytes)} per outer step, {found.sent_gb_per_day:.1f} GB a day\n"
             f"a newcomer fetches  {size(found.state_bytes)} within {span(found.join_s)}"
         )

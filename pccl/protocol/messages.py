@@ -470,7 +470,7 @@ class Report(Message, frozen=True):
     """Milliseconds for which such ops have been in flight without one of them ending. This may decrease."""
     at_ms: Count = 0
     """The time of the report on the peer's own clock."""
-    figures: Annotated[dict[FigureName, float], msgspec.Meta(max_length=FIGURES_MAX)] = {}
+    figures: Annotated[list[tuple[FigureName, float]], msgspec.Meta(max_length=FIGURES_MAX)] = []
     """Figures from the peer's program, such as its step and loss. They may decrease."""
 
 

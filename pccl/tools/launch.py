@@ -12,12 +12,14 @@ import math
 import os
 import queue
 import secrets
+import shlex
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -140,6 +142,20 @@ def _free_port() -> int:
         return port
 
 
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10")
+NOT_PASSED_ON = {"PCCL_MASTER", "PCCL_RUN", "PCCL_LAUNCH_INDEX", "PCCL_LAUNCH_COUNT"}
+
+
+def shell_script(first: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a script that runs `pccl launch` with these arguments, in this directory and with this interpreter. A
+    shell reads it from its standard input, so that no process list shows the token. `first` is the first host."""
+    passed_on = {name: value for name, value in environment.items() if name.startswith("PCCL_")}
+    exports = {"MASTER_ADDR": first, **{name: passed_on[name] for name in passed_on.keys() - NOT_PASSED_ON}}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
+    command = shlex.join([sys.executable, "-m", "pccl", "launch", "--until-eof", *arguments])
+    return "\n".join([f"cd {shlex.quote(os.getcwd())} || exit", *lines, f"exec {command}", ""])
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     command: Sequence[str]
@@ -155,6 +171,10 @@ class LaunchOptions:
     tolerate_losses: bool = False
     """Copies ended by a signal do not count as failures."""
     grace_s: float = 10.0
+    hosts: Sequence[tuple[str, str]] = ()
+    """Machines to reach by ssh, each with the script for its shell. They run the copies instead of this machine."""
+    until_eof: bool = False
+    """The end of standard input counts as SIGTERM."""
 
 
 class LinePrinter:
@@ -212,7 +232,11 @@ class Supervisor:
 
     def run(self) -> int:
         with self._signals_as_events():
-            if self._options.master is None:
+            if self._options.until_eof:
+                threading.Thread(target=self._await_eof, daemon=True).start()
+            if self._options.hosts:
+                self._start_hosts()
+            elif self._options.master is None:
                 self._start_master()
             else:
                 self._start_scripts(self._options.master)
@@ -243,8 +267,23 @@ class Supervisor:
         environment = {"PCCL_STATE": "", **os.environ, "PCCL_RUN": self._options.run_name}
         self._master = self._start("[master]", command, environment, None)
 
-    def _start(self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None) -> Child:
-        """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events."""
+    def _start_hosts(self) -> None:
+        for number, (host, script) in enumerate(self._options.hosts):
+            colour = COLOURS[number % len(COLOURS)]
+            command = [*SSH, host, "sh", "-s"]
+            self._scripts.append(self._start(f"[{host}]", command, dict(os.environ), colour, script.encode()))
+
+    def _await_eof(self) -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._events.put(signal.SIGTERM)
+
+    def _start(
+        self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None, script: bytes = b""
+    ) -> Child:
+        """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events.
+        Its standard input is empty or, with `script`, stays open after this text."""
         child = Child(
             name,
             command,
@@ -254,7 +293,12 @@ class Supervisor:
             stdout=None if colour is None else self._copy(1, self._stdout, name, colour),
             stderr=self._copy(2, self._stderr, name, COLOUR_MASTER if colour is None else colour),
         )
-        child.close_input()
+        assert child.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            child.popen.stdin.write(script)
+            child.popen.stdin.flush()
+        if not script:
+            child.close_input()
         self._running.add(child)
         return child
 
@@ -363,8 +407,12 @@ class Supervisor:
 
     def _send(self, processes: set[Child] | list[Child], number: signal.Signals) -> None:
         for process in processes:
-            if process in self._running:
+            if process not in self._running:
+                continue
+            if not self._options.hosts or number == signal.SIGKILL:
                 process.popen.send_signal(number)
+            elif number in TERMINATING:  # ssh does not pass signals on; the launcher there sees the end of its input
+                process.close_input()
 
     @contextmanager
     def _signals_as_events(self) -> Iterator[None]:

@@ -215,7 +215,7 @@ def test_reports_give_waited_share_and_printable_figures() -> None:
     rig = Rig(0)
     rig.hear(1, m.Report([], 0, 0, in_ops_ms=100, at_ms=1000))
     rig.now += 4.0
-    rig.hear(1, m.Report([], 0, 0, in_ops_ms=1100, at_ms=5000, figures={"loss": 0.5, "x\n": 1.0}))
+    rig.hear(1, m.Report([], 0, 0, in_ops_ms=1100, at_ms=5000, figures=[("loss", 0.5), ("x\n", 1.0)]))
     found = member(look(rig), 1)
     assert (found.traffic.waited, found.figures) == (0.25, {"loss": 0.5})
 

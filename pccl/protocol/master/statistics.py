@@ -160,7 +160,7 @@ class Traffic:
 
     def figures(self, peer: int) -> dict[str, float]:
         found = self._peers.get(peer)
-        return {} if found is None else {name: each for name, each in found.report.figures.items() if is_name(name)}
+        return {} if found is None else {name: each for name, each in found.report.figures if is_name(name)}
 
     def _count_ops(self, group: int, report: Report, is_first: bool) -> tuple[int, int]:
         epochs = self._ops.setdefault(group, {})

@@ -84,7 +84,7 @@ class WorkCounters:
         self._reconnects = 0
         self._in_ops_us = 0
         self._links: dict[int, _Link] = {}
-        self._figures: dict[str, float] = {}
+        self._figures: list[tuple[str, float]] = []
         self._step: tuple[float, float] | None = None
         self._term = 0
         self._last_report: Report | None = None
@@ -105,8 +105,7 @@ class WorkCounters:
             self._step = step, now
             if last is not None and step > last[0]:
                 added["step_s"] = (now - last[1]) / (step - last[0])
-        known = {**self._figures, **added, **figures}
-        self._figures = dict(list(known.items())[:FIGURES_MAX])
+        self._figures = list({**dict(self._figures), **added, **figures}.items())[:FIGURES_MAX]
 
     @property
     def has_ops(self) -> bool:
