@@ -35,7 +35,8 @@ def exposition(status: RunStatus) -> tuple[str, bytes]:
         from prometheus_client.registry import Collector
     except ImportError:
         raise NotInstalledError(
-            "metrics need the Prometheus client library where the master runs: pip install 'pccl-collectives[metrics]'"
+            "metrics need the Prometheus client library where the master runs: pip install '.[metrics]' in a clone of "
+            "pccl"
         ) from None
 
     class Snapshot(Collector):
