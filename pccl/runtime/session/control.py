@@ -455,11 +455,6 @@ class CallReasons(Part):
         status = await self._status()
         return explain_wait(status, self._driver.facts.peer, kind) if isinstance(status, RunStatus) else status
 
-    async def of_search(self) -> str:
-        """Return what a peer without a master waits for."""
-        status = await self._status()
-        return status if isinstance(status, str) else "the run's master"
-
     async def of_admission(self) -> str:
         """Return what this newcomer waits for."""
         return await self.of_call("")

@@ -376,7 +376,7 @@ class PeerSession:
         elif group_wait_s or single:
             self._search = self._search or LongWait("an op", now)
             if self._search.is_due(now):
-                whom = await self.call_reasons.of_search()
+                whom = await self.call_reasons.of_admission()
                 self._logger.warning("%s", self._search.warning(trio.current_time(), whom, self._where))
 
     def _stats(self) -> dict[str, int]:
