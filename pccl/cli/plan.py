@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DAY_S = 86400
 FLOAT_BYTES = 4
 STATE_VECTORS = 2
+"""A newcomer fetches the parameters and the outer momentum."""
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 SHARES = {"none": 1.0, "8": 1 / 4, "4": 1 / 8}
 
@@ -31,23 +32,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """With `AsyncDiLoCo`, which computes during the exchange."""
     sent_gb_per_day: float
     state_bytes: float
-    """What a newcomer fetches: parameters and outer momentum."""
     join_s: float
-
-
-def estimate(
-    parameters: float, peers: int, bytes_per_s: float, computing_s: float, share: float, round_trip_s: float
-) -> Estimate:
-    """`share` is the ratio of sent to float32 bytes, and `round_trip_s` is that between neighbours."""
-    sent_bytes = 2 * (peers - 1) / peers * FLOAT_BYTES * parameters * share
-    network_s = sent_bytes / bytes_per_s + (peers - 1) * round_trip_s
-    step_s, state_bytes = computing_s + network_s, STATE_VECTORS * FLOAT_BYTES * parameters
-    overlapped = min(1.0, computing_s / network_s) if network_s else 1.0
-    gb_per_day = sent_bytes * DAY_S / step_s / 1e9
-    join_s = state_bytes / bytes_per_s
-    return Estimate(
-        sent_bytes, network_s, computing_s, computing_s / step_s, overlapped, gb_per_day, state_bytes, join_s
-    )
 
 
 def amount(text: str) -> float:
@@ -68,10 +53,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Estimates how long the peers of a DiLoCo run wait for the network and how much they send, if the "
         "slowest uplink is the limit. For DDP, use --inner-steps 1.",
     )
-    parser.add_argument(
-        "parameters", type=amount, metavar="PARAMETERS", help="number of parameters, such as 350M or 1.5B"
-    )
     option = parser.add_argument
+    option("parameters", type=amount, metavar="PARAMETERS", help="number of parameters, such as 350M or 1.5B")
     option("--peers", type=positive, default=8, metavar="N", help="number of peers (default: %(default)s)")
     help_text = "the slowest peer's rate in Mbit/s, up or down (default: %(default)g)"
     option("--uplink", type=interval, default=200.0, metavar="MBIT", help=help_text)
@@ -87,6 +70,23 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
+def estimate(arguments: argparse.Namespace) -> Estimate:
+    peers, model_bytes, bytes_per_s = arguments.peers, FLOAT_BYTES * arguments.parameters, arguments.uplink * 1e6 / 8
+    sent_bytes = 2 * (peers - 1) / peers * model_bytes * SHARES[arguments.quantization]
+    network_s = sent_bytes / bytes_per_s + (peers - 1) * arguments.round_trip
+    computing_s = arguments.inner_steps * arguments.inner_step
+    return Estimate(
+        sent_bytes=sent_bytes,
+        network_s=network_s,
+        computing_s=computing_s,
+        utilization=computing_s / (computing_s + network_s),
+        utilization_async=computing_s / max(computing_s, network_s),
+        sent_gb_per_day=sent_bytes * DAY_S / (computing_s + network_s) / 1e9,
+        state_bytes=STATE_VECTORS * model_bytes,
+        join_s=STATE_VECTORS * model_bytes / bytes_per_s,
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     from pccl.cli.status_table import size, span
 
@@ -94,20 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
         check_outputs(arguments.json)
     except ToolError as error:
         return failed("pccl plan", error)
-    found = estimate(
-        arguments.parameters,
-        arguments.peers,
-        arguments.uplink * 1e6 / 8,
-        arguments.inner_steps * arguments.inner_step,
-        SHARES[arguments.quantization],
-        arguments.round_trip,
-    )
+    found = estimate(arguments)
     write_json(found, arguments.json)
     if arguments.json != STANDARD_OUTPUT:
         show(
             f"outer step          {span(found.computing_s)} of computing, {span(found.network_s)} of waiting for the "
-            f"network\n"
-            f"utilization         {found.utilization:.1%}; {found.utilization_async:.1%} with AsyncDiLoCo\n"
+            f"network\nutilization         {found.utilization:.1%}; {found.utilization_async:.1%} with AsyncDiLoCo\n"
             f"each peer sends     {size(found.sent_bytes)} per outer step, {found.sent_gb_per_day:.1f} GB a day\n"
             f"a newcomer fetches  {size(found.state_bytes)} within {span(found.join_s)}"
         )
