@@ -99,8 +99,8 @@ def _links(status: RunStatus) -> Iterable[Table]:
         table = _table("from", "to", "measured", "round trip", "ago", title=_titled("Links of the rings", len(known)))
         for link in known[:LINKS_SHOWN]:
             table.add_row(
-                Text(_label(status, link.sender)),
-                Text(_label(status, link.receiver)),
+                _in_brief(status, link.sender),
+                _in_brief(status, link.receiver),
                 f"{link.bytes_per_s * 8e-6:,.1f} Mbit/s",
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 span(link.age_s),
@@ -120,8 +120,8 @@ def _traffic(status: RunStatus) -> Iterable[Table]:
             table.add_column(column, justify="right")
         for peer, link in known[:LINKS_SHOWN]:
             table.add_row(
-                Text(_label(status, peer)),
-                Text(_label(status, link.peer)),
+                _in_brief(status, peer),
+                _in_brief(status, link.peer),
                 f"{size(link.tx_bytes_per_s)}/s",
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 f"{link.round_trip_s_min * 1e3:.2f} ms",
@@ -139,6 +139,10 @@ def _titled(title: str, count: int) -> str:
 
 def _label(status: RunStatus, peer: int) -> str:
     return label(peer, _names(status).get(peer, ""))
+
+
+def _in_brief(status: RunStatus, peer: int) -> Text:
+    return Text(_label(status, peer), no_wrap=True, overflow="ellipsis")
 
 
 def _names(status: RunStatus) -> dict[int, str]:

@@ -319,6 +319,19 @@ def test_figures_of_links_and_stragglers_are_shown() -> None:
     assert 'pccl_link_retransmitted_ratio{peer="1",to="2"} 0.0123' in metrics
 
 
+def test_long_names_do_not_fold_rows_of_links() -> None:
+    links = PeerTraffic(links=[LinkTraffic(2, 10**9, 25e6)])
+    members = [
+        MemberStatus(peer, f"{'x' * 60}.example.com:{peer}", 0, "h:1", "accepted", 60.0, traffic=links)
+        for peer in (1, 2)
+    ]
+    status = RunStatus("r", 1, "1", 1.0, 5.0, 1, False, [], members, Totals(), Course(1.0, []), [], [])
+    out = io.StringIO()
+    Console(file=out, width=160).print(render(status))
+    table = out.getvalue().partition("Traffic of links")[2].partition("address")[0]
+    assert len([line for line in table.splitlines() if "xxx" in line]) == 2
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (9.9, "9.9 s"), (60, "60 s"), (600, "10 min"), (10_000, "2.8 h")]
 )
