@@ -109,6 +109,7 @@ def holder_of(
         site=rare.site,
         site_size=site_size,
         place=place,
+        run_name=security.run_name(None, "Communicator"),
         name=own_name() if name is None else name,
         token=secret,
         encrypt=security.encryption(encrypt, secret, "Communicator"),

@@ -93,6 +93,8 @@ class GroupStep:
     def report(self, kind: type[Report], world_size: int, **more: Any) -> Report:
         """Return the report; `more` are the fields that `kind` adds to `StepReport`."""
         total = combined(self.outcomes or [NOT_MADE])
+        figures = {"loss": more["loss"]} if "loss" in more else {}
+        self._membership.report(step=self._membership.revision, **figures)
         return kind(
             revision=self._membership.revision,
             world_size=world_size,

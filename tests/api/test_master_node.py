@@ -178,3 +178,17 @@ def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pyt
     (directory,) = (tmp_path / "pccl").iterdir()
     assert directory.name == f"master-{socket.gethostname()}-{nobody.rpartition(':')[2]}"
     assert (directory / "master.json").exists()
+
+
+def test_run_name_refuses_a_peer_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MasterNode("127.0.0.1:0", run_name="b") as master:
+        monkeypatch.setenv("PCCL_RUN", "a")
+        error = refusal(Communicator(master.address).connect)
+        assert error.result is Result.MASTER_CONNECTION_FAILED
+        assert "serves run 'b', but this peer belongs to run 'a'" in str(error)
+        for name in ("", "b"):
+            monkeypatch.setenv("PCCL_RUN", name)
+            with Communicator(master.address):
+                assert run_status(master.address).run_name == "b"
+        monkeypatch.setenv("PCCL_RUN", "a\nb")
+        assert refusal(lambda: Communicator(master.address)).result is Result.INVALID_ARGUMENT

@@ -113,7 +113,8 @@ def test_pause_of_all_cases() -> None:
 def test_gloo_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["bench", "--against", "gloo"]) == 1
-    assert capsys.readouterr().err == "pccl bench: --against gloo needs torch: pip install 'pccl-collectives[torch]'\n"
+    why = "--against gloo needs torch: pip install '.[torch]' in a clone of pccl"
+    assert capsys.readouterr().err == f"pccl bench: {why}\n"
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "matplotlib.backends.backend_agg"])
@@ -124,7 +125,7 @@ def test_plot_without_matplotlib(
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["bench", "--plot", str(tmp_path / "bench.png")]) == 1
-    assert "pip install 'pccl-collectives[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ class Leadership:
         state = self._state
         longest_s = max((member.master_timeout_s for member in state.members.values()), default=m.MASTER_TIMEOUT_S)
         views = [*self._possible, *prepared]
-        return RunRecord(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s)
+        names = {peer: member.hello.name for peer, member in state.members.items()}
+        return RunRecord(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s, names)
 
     def prepare(self, listed: Collection[int]) -> RunRecord:
         """Return the record that must be stored before a view of these peers is announced."""

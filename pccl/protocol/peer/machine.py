@@ -254,6 +254,7 @@ class Peer:
         now: float,
         session: bytes = b"",
         master_timeout_s: float = MASTER_TIMEOUT_S,
+        run_name: str = "",
     ) -> m.Resume | None:
         """Return the first message to the next master, or None for Hello.
 
@@ -271,6 +272,7 @@ class Peer:
             is_accepted=self.view is not None,
             session=session,
             master_timeout_s=master_timeout_s,
+            run_name=run_name,
         )
 
     def _on_welcome(self, message: m.Welcome) -> None:

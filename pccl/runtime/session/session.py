@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 import trio
@@ -23,6 +23,7 @@ from pccl.protocol.peer.group_calls import in_flight
 from pccl.protocol.peer.machine import Peer
 from pccl.protocol.peer.view import View
 from pccl.protocol.recording import Recording
+from pccl.protocol.wait_reasons import LongWait, how_to_look
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
@@ -116,6 +117,9 @@ class PeerSession:
         self._inbound = Inbound(shared, self._outbound, self._state_sync, control.until_master_speaks)
         masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
         self._long_waits = LongWaits(counters, about, machine.name_of, masters_named)
+        self._search: LongWait | None = None
+        self._led_at = float("-inf")
+        self._where = how_to_look(masters_named)
         self.call_reasons = CallReasons(shared, control, lambda: self.view.global_world_size if self.view else 1)
         own: Handlers = {
             ps.StartEngine: self._start_engine,
@@ -243,6 +247,10 @@ class PeerSession:
         self._lifetime.require_alive()
         return self._recorder.recording(since_ns=since_ns)
 
+    def note_figures(self, figures: Mapping[str, float]) -> None:
+        """Send these figures with the next reports to the master. Thread-safe."""
+        self._counters.note_figures(figures, time.monotonic())
+
     def stats(self) -> dict[str, int]:
         self._lifetime.require_alive()
         return self._engine.stats()
@@ -344,15 +352,32 @@ class PeerSession:
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
-            group_wait_s = self._stats()["op_wait_us"] / 1e6
-            single = self._machine.ops.single_waits()
-            self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
+            await self._look_at_waits()
             counting_s = min(COUNTING_S, interval_s(self.view.global_world_size))
             await trio.sleep(interval_s(self.view.global_world_size) - counting_s)
             with suppress(MemoryError):
                 for link in self._counters.links:
                     self._engine.count_link(link)
             await trio.sleep(counting_s)
+
+    async def _look_at_waits(self) -> None:
+        """Log long waits. Without a master, ops may wait for it, whatever the counters of links show."""
+        now = trio.current_time()
+        group_wait_s = self._stats()["op_wait_us"] / 1e6
+        single = self._machine.ops.single_waits()
+        if self._machine.is_led:
+            search, self._search = self._search, None
+            if search is not None:
+                self._led_at = now
+                if search.is_told:
+                    self._logger.warning("a master leads the run again, after %.1f s", now - search.since)
+            group_wait_s = min(group_wait_s, now - self._led_at)  # a wait for the master is not a wait for peers
+            self._long_waits.look(now, group_wait_s, lambda: self._machine.ops.tags, single)
+        elif group_wait_s or single:
+            self._search = self._search or LongWait("an op", now)
+            if self._search.is_due(now):
+                whom = await self.call_reasons.of_admission()
+                self._logger.warning("%s", self._search.warning(trio.current_time(), whom, self._where))
 
     def _stats(self) -> dict[str, int]:
         """Return the engine's counters, including waits through handles."""

@@ -115,7 +115,7 @@ def cases(plan: Plan) -> list[Case]:
             raise ToolError(f"{smallest} elements cannot be divided among {max(plan.peers)} peers")
     if GLOO in plan.rulers:
         if importlib.util.find_spec("torch") is None:
-            raise ToolError("--against gloo needs torch: pip install 'pccl-collectives[torch]'")
+            raise ToolError("--against gloo needs torch: pip install '.[torch]' in a clone of pccl")
         if plan.dtype not in GLOO_DTYPES:
             raise ToolError(f"--against gloo: Gloo does not reduce {plan.dtype}, only {', '.join(GLOO_DTYPES)}")
     common = (plan.in_place, plan.memory, plan.warmup, plan.iterations)

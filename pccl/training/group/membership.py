@@ -137,6 +137,9 @@ class Membership:
         if self.is_in_run:
             self._joint.part(self._state.revision)
 
+    def report(self, **figures: float) -> None:
+        self._communicator.report(**figures)
+
     def retire(self) -> None:
         """Allow another object to join on the communicator. Call no other method afterwards."""
         if _joined.get(self._communicator, (None, 0))[0] == weakref.ref(self):
