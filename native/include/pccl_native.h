@@ -104,7 +104,8 @@ enum pccl_rounding { PCCL_ROUND_NEAREST = 0, PCCL_ROUND_STOCHASTIC = 1, PCCL_ROU
 
 /* The ways that an op's elements travel. RING moves the fewest bytes, over the links of a ring only, in 2(W - 1) steps
  * of one latency each. DIRECT needs links between all ranks and two steps: every rank sends each other rank its share
- * of that one's chunk, and gets the reduced chunk back. Quantized, RING rounds a value W times, DIRECT twice. */
+ * of that one's chunk, and gets the reduced chunk back. A small all-reduce takes one step: every rank sends all of its
+ * elements to each other one. Quantized, RING rounds a value W times, DIRECT twice. */
 enum pccl_algorithm { PCCL_RING = 0, PCCL_DIRECT = 1, PCCL_ALGORITHM_COUNT = 2 };
 
 enum pccl_status {

@@ -23,6 +23,8 @@ static void run_every_dtype_and_op(world *w, uint32_t size)
         for (uint32_t op = 0; op < PCCL_REDUCE_OP_COUNT; op++) {
             pccl_op_shape shape = plain_shape(97, dtype, op, 24, size);
             trial_run(w, &shape, (dtype + op + size) % 2);
+            shape.segment_bytes = 1024; /* all of it */
+            trial_run(w, &shape, (dtype + op) % 2);
         }
 }
 
@@ -36,6 +38,8 @@ static void run_many_counts(world *w, uint32_t size)
             uint32_t dtype = random_below(PCCL_DTYPE_COUNT);
             uint32_t element_bytes = pccl_dtype_bytes(dtype);
             uint32_t segment_bytes = counts[i] > 1000 ? 1000 : element_bytes * (1 + random_below(9)) + k % 2;
+            if (counts[i] <= 1000 && random_below(3) == 0)
+                segment_bytes = element_bytes * 1000;
             pccl_op_shape shape =
                 plain_shape(counts[i], dtype, random_below(PCCL_REDUCE_OP_COUNT), segment_bytes, size);
             trial_run(w, &shape, (int)random_below(2));
