@@ -1,10 +1,10 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (tiling.h has the vocabulary). The source, target and order of all sends are the algorithm's:
- * op_ring.c, op_direct.c and op_oneshot.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move.
- * The first two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off
- * the socket, while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes
- * it, and averages if so asked.
+ * op_ring.c, op_direct.c and op_oneshot.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which move.
+ * The first two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it
+ * comes off the socket, while it is in cache. A final one is received straight into recv. Each chunk has one rank that
+ * finishes it, and averages if so asked.
  *
  * Files. op.c creates and ends ops, takes segments in and out, and has the scratch memory. op_request.h checks
  * requests, op_originals.h keeps what an abort restores, and op_algorithm.h is the interface between these and the

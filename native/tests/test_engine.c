@@ -210,8 +210,8 @@ static void check_quantized(world *w, const pccl_op_shape *shape, int in_place)
     }
     const int has_levels = shape->quantized_dtype >= PCCL_CODE_UINT2;
     const int is_coarse = shape->quantized_dtype >= PCCL_CODE_UINT4;
-    CHECK_MSG(worst < (has_levels ? 300 : is_coarse ? 2 : 0.2), "quantization %u of op %u is off by %f", shape->quantization,
-        shape->reduce_op, worst);
+    const double error_max = has_levels ? 300 : is_coarse ? 2 : 0.2;
+    CHECK_MSG(worst < error_max, "quantization %u of op %u is off by %f", shape->quantization, shape->reduce_op, worst);
     for (uint32_t rank = 1; rank < shape->world_size; rank++)
         CHECK(memcmp(t.recv[rank], t.recv[0], t.bytes) == 0);
     free((void *)(uintptr_t)expected);
