@@ -11,7 +11,7 @@ import numpy as np
 from pccl import Communicator, MasterNode, PCCLError
 from pccl.runtime.threads import portal
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov, OuterStep
-from tests.support.cluster import Background, refusal, together
+from tests.support.cluster import Background, refusal, together, until
 
 Model: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Kind: TypeAlias = type[DiLoCo] | type[AsyncDiLoCo]
@@ -95,6 +95,7 @@ def evict(master: MasterNode, communicator: Communicator) -> None:
         server._execute(leader._advance())
 
     portal.current().call(act)
+    until(lambda: not communicator.is_connected, "the peer learns of it")
 
 
 class HasDigests(Protocol):
