@@ -9,9 +9,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from pccl import Communicator, MasterNode, PCCLError
-from pccl.runtime.threads import portal
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov, OuterStep
-from tests.support.cluster import Background, refusal, together, until
+from tests.support.cluster import Background, refusal, together
 
 Model: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Kind: TypeAlias = type[DiLoCo] | type[AsyncDiLoCo]
@@ -82,20 +81,6 @@ def cluster_of(master: MasterNode, count: int, kind: Kind = DiLoCo, **options: A
 
 def each_runs(peers: Sequence[Peer], until: int | Callable[[Peer], bool]) -> None:
     together([partial(peer.run, until) for peer in peers])
-
-
-def evict(master: MasterNode, communicator: Communicator) -> None:
-    """Let the master evict a peer, as after a silence."""
-    assert master._service is not None
-    server, membership = master._service._server, communicator.membership
-
-    async def act() -> None:
-        leader = server._machine.master
-        leader._evict(membership.peers[membership.rank], "silent for 5.0 s")
-        server._execute(leader._advance())
-
-    portal.current().call(act)
-    until(lambda: not communicator.is_connected, "the peer learns of it")
 
 
 class HasDigests(Protocol):

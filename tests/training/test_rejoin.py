@@ -14,13 +14,12 @@ import pytest
 from pccl import Communicator, MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.group.membership import ADOPT, ADOPT_OWN, Row, common_history, unlike
-from tests.support.cluster import Background, refusal, together, until
+from tests.support.cluster import Background, evict, refusal, together, until
 from tests.training.peers import (
     Peer,
     assert_parity,
     cluster_of,
     each_runs,
-    evict,
     new_model,
     refused_while_others_train,
 )

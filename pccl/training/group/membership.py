@@ -223,8 +223,6 @@ class Membership:
         return admission
 
     def _connect_again(self, end_s: float) -> None:
-        while self._communicator.is_connected:  # the session ends a moment after its ops
-            time.sleep(POLL_INTERVAL_S)
         if self._rejoin_s == math.inf:
             self._communicator.connect()
         else:

@@ -9,8 +9,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, Result
 from pccl.training import DDP, ElasticSampler
-from tests.support.cluster import Background, refusal, together
-from tests.training.peers import evict
+from tests.support.cluster import Background, evict, refusal, together
 from tests.training.test_ddp_torch import DDPPeer, assert_parity, close, cluster_of, loss, new_module, new_optimizer
 
 torch = pytest.importorskip("torch")
