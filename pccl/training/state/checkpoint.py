@@ -171,8 +171,8 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
         for name, (place, shape, stride) in manifest["shards"].items():
             tensors[name] = shard(tensors[name], Shard(place, tuple(shape), tuple(stride)))
         state = codec.decode(rest, tensors)
-        facts = [manifest[name] for name in ("layout", "options")]
-        return manifest["class"], Snapshot(manifest["revision"], state, *facts, history=manifest.get("history", 0))
+        snapshot = Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
+        return manifest["class"], replace(snapshot, history=int(manifest.get("history", 0)))
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; if it holds torch tensors, import torch") from error
 
