@@ -93,9 +93,9 @@ class GroupStep:
 
     @property
     def is_short(self) -> bool:
-        """Whether the averages had too few peers to continue. The same on all of these peers."""
-        sizes = [each.world_size for each in self.outcomes if each is not NOT_MADE]
-        return bool(sizes) and min(sizes) < self._membership.hold_below
+        """Whether all averages had too few peers to continue. The same on all of these peers."""
+        most = max((each.world_size for each in self.outcomes), default=0)
+        return 0 < most < self._membership.hold_below
 
     def must_admit(self) -> bool:
         """Return whether `admit` has anything to do. The same on all peers."""

@@ -79,7 +79,7 @@ def test_evicted_peer_rejoins_with_the_same_communicator(
     assert "evicted: silent for 5.0 s" in line
     # An average that was in flight may have landed first.
     assert any(f"its work since revision {revision} is lost" in line for revision in (before, before + 1))
-    assert f"continues with 2 peers at revision {step.revision}" in line
+    assert f"continues at revision {step.revision} (world size 2)" in line
     close(peers)
 
 

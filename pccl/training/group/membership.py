@@ -216,9 +216,9 @@ class Membership:
             text = f"{lost.message}; it could not rejoin within {time.monotonic() - began_s:.1f} s: {error}"
             raise PCCLError(lost.result, func_name, text) from error
         logger.warning(
-            "%s: this peer has rejoined after %.1f s (%s); its work since revision %d is lost, and it continues with "
-            "%d peers at revision %d",
-            *(func_name, time.monotonic() - began_s, lost.message, before, admission.world_size, self.revision),
+            "%s: this peer has rejoined after %.1f s (%s); its work since revision %d is lost, and it continues at "
+            "revision %d (world size %d)",
+            *(func_name, time.monotonic() - began_s, lost.message, before, self.revision, admission.world_size),
         )
         return admission
 
@@ -391,7 +391,7 @@ class Row:
     options: str
     revision: int = 0
     history: int = 0
-    """Random, and equal in all peers and checkpoints of one run; 0 if unknown."""
+    """Random, and equal in all peers and checkpoints of one run; 0 if unknown (older versions of pccl)."""
     adopts: int = REFUSE
 
 
@@ -448,7 +448,11 @@ def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
     }
     run = _leading(rows)
     for row in rows:
-        if run.revision < row.revision and row.adopts < (ADOPT_OWN if row.history == run.history else ADOPT):
+        if (
+            run.history
+            and run.revision < row.revision
+            and row.adopts < (ADOPT_OWN if row.history == run.history else ADOPT)
+        ):
             found.setdefault(
                 row.peer,
                 f"{_named(row, own)} has revision {row.revision}, but the run of {_named(run, own)} is at revision "
