@@ -68,10 +68,10 @@ class Churn(TypedDict, total=False):
 
     rejoin: bool | float
     """What a step does if this peer was evicted or has lost the master. True: it connects the communicator again, as
-    `Communicator.connect` does, takes the run's state and returns a report with `rejoined`. A number limits this to so
-    many seconds. False, and always with a site: it raises PCCLError."""
+    `Communicator.connect` does, takes the run's state and returns a report with `rejoined`. A number
+    limits this, in seconds. False, and always with a site: it raises PCCLError."""
     hold_below: int
-    """After a step with fewer peers, wait until so many are present. `join` waits for them too."""
+    """The number of peers that training needs: after a step with fewer, and in `join`, wait until they are present."""
     on_older_run: Literal["refuse", "adopt"]
     """What `join` does if the run is at an older revision than this peer: raise PCCLError, or take the older state."""
 

@@ -103,7 +103,7 @@ def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
 
 
 def _facts_of(path: Path) -> tuple[str, int] | None:
-    """Return the save's name ("" if the file is damaged) and its history, or None if it is no checkpoint or is gone."""
+    """Return the save's name ("" if the file is damaged) and its history, or None if it is gone or not a checkpoint."""
     try:
         metadata = tensor_file.read_metadata(path)
         manifest = _manifest(metadata, path) if MANIFEST in metadata else None
