@@ -57,6 +57,9 @@ ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
 COUNTING_S = 0.02
 """Time limit for the engine to report the links' counters."""
+LEFT = "left"
+"""The reason for a loss if the peer closed its communicator."""
+NAMED_MAX = 8
 LOSSES_MAX = 1000
 """Maximum number of lost peers that are remembered with the reason."""
 
@@ -392,14 +395,20 @@ class PeerSession:
                 machine.report(report)
 
     def _installed(self, _: Peer, effect: ps.Installed) -> None:
+        view, former = effect.view, self.view
         for peer, reason in effect.lost:
-            self.left_out_by[peer] = effect.view.view
+            self.left_out_by[peer] = view.view
             self.losses[peer] = reason
-            self._logger.info("%s was lost: %s", self.named(peer), reason, extra={"other": peer})
+            level = logging.INFO if reason == LEFT else logging.WARNING
+            what = f"{self.named(peer)} was lost: {reason}"
+            self._logger.log(level, "%s; %d of its group remain", what, view.world_size, extra={"other": peer})
             self._state_sync.lost(peer, reason)
         for oldest in list(self.losses)[:-LOSSES_MAX]:
             del self.losses[oldest], self.left_out_by[oldest]
-        view = effect.view
+        if former is not None and (new := [peer for peer in view.ring if peer not in former.ring]):
+            names = ", ".join(map(self.named, new[:NAMED_MAX])) + (", ..." if len(new) > NAMED_MAX else "")
+            level = logging.WARNING if self.has_had_ops else logging.INFO  # INFO: the run is still gathering its peers
+            self._logger.log(level, "%s joined; the group has %d peers", names, view.world_size)
         self.view = view
         self._logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
         self.installed.set()

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
@@ -36,10 +36,10 @@ from pccl.training.ddp.refusals import (
     StepRefusals,
     found_inf,
 )
-from pccl.training.group.membership import Admission, Membership, alike, fingerprint
+from pccl.training.group.membership import Churn, Membership, alike, fingerprint
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot
+from pccl.training.state.checkpoint import Snapshot
 from pccl.training.state.replica import default_torch_arithmetic, layout_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
@@ -53,7 +53,7 @@ from pccl.training.state.torch_state import (
     optimizer_tensors,
     require_like,
 )
-from pccl.training.step import GroupStep, StepReport, checked_weight
+from pccl.training.step import GroupStep, StepReport, TrainingLoop, checked_weight
 
 _of_thread = threading.local()
 """A weak reference to the DDP that `connect` most recently created in this thread."""
@@ -86,7 +86,7 @@ class Step(StepReport):
 
 
 @outside_graphs
-class DDP(Checkpointed):
+class DDP(TrainingLoop):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
 
     Can be called like its `module` and has the module's attributes. All peers must build the same module and optimizer
@@ -114,6 +114,7 @@ class DDP(Checkpointed):
         buffers: str = AVERAGE,
         check_every: int | None = None,
         tag: int = 0,
+        **churn: Unpack[Churn],
     ) -> None:
         """Args:
             quantization: How to quantize the gradients that are sent.
@@ -126,6 +127,7 @@ class DDP(Checkpointed):
             check_every: Compare digests after this many steps; None: as often as possible while costing less than
                 0.1 % of the time.
             tag: The first tag.
+            churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises:
             ValueError, TypeError: The module has no parameters that require gradients, the optimizer has state that
@@ -199,7 +201,7 @@ class DDP(Checkpointed):
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
         }
-        self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated)
+        self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated, churn=churn)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number, i))
             for number, bucket in enumerate(self._buckets)
@@ -274,10 +276,6 @@ class DDP(Checkpointed):
         yield from ((name, tensor) for name, _, _, tensor in self._held.late())
         yield from self._replicated.buffers.module_tensors()
 
-    def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if it is new. Raises the errors of `DiLoCo.join`."""
-        return self._membership.join(peers_min)
-
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Average the buckets with `hook(state, bucket)`, as torch's DDP does: see `pccl.training.comm_hooks`.
 
@@ -318,7 +316,7 @@ class DDP(Checkpointed):
                 "ddp.abandon() if the backward pass has failed"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
-        if self._synchronized is not None:
+        if self._synchronized is not None and not self._synchronized.rejoined:
             self._commit(self._synchronized)
         self._clear()
         if set_to_none:
@@ -335,8 +333,10 @@ class DDP(Checkpointed):
         PCCLError like `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
-        with self._step("DDP.synchronize"):
-            self._synchronize("DDP.synchronize", weight)
+        with self._step("DDP.synchronize") as step:
+            self._synchronize(step, "DDP.synchronize", weight)
+        if step.rejoined:
+            self._synchronized = step  # `step` reports it
 
     def abandon(self) -> None:
         """Give up the step on all peers, for example after a failed backward pass. A group call instead of `step`.
@@ -348,8 +348,8 @@ class DDP(Checkpointed):
         if self._synchronized is not None:
             text = "the gradients of this step have been averaged: to give it up, call ddp.zero_grad() on all peers"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
-        with self._step("DDP.abandon"):
-            self._exchange(None, (ABANDONED, 0, 0))
+        with self._step("DDP.abandon") as step:
+            self._exchange(step, None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
         """Average gradients, step the optimizer, clear gradients and admit newcomers. A group call.
@@ -360,35 +360,41 @@ class DDP(Checkpointed):
             weight: As in `synchronize`.
 
         Raises:
-            PCCLError: The master was lost or this peer was evicted. INVALID_USAGE on all peers, with gradients cleared,
-                if any peer refused the step. INVALID_USAGE on this peer if `join` was not called, or if an earlier step
-                was interrupted or failed in the optimizer: close, and create a new communicator and DDP.
+            PCCLError: The master was lost or this peer was evicted, and it could not rejoin. INVALID_USAGE on all
+                peers, with gradients cleared, if any peer refused the step. INVALID_USAGE on this peer if `join` was
+                not called, or if an earlier step was interrupted or failed in the optimizer: close, and create a new
+                communicator and DDP.
             DivergenceError: Replicated state differs between peers.
             ValueError: See `synchronize`.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
         weight = self._valid_weight(weight, "DDP.step")
-        with self._step("DDP.step"):
+        if (step := self._synchronized) is not None and step.rejoined:
+            self._clear()
+            return step.report(Step)
+        with self._step("DDP.step") as call:
             if scaler is not None:
                 self._scalers.add(scaler)
-            self._synchronize("DDP.step", weight)
+            self._synchronize(call, "DDP.step", weight)
             step = self._synchronized
             assert step is not None
+            step.world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
             self._commit(step)
             self._optimize(scaler)
             self._clear()
             self._state.revision += 1
-            if self.revision % self._admit_every == 0 and step.are_peers_pending():
+            if (self.revision % self._admit_every == 0 or step.is_short) and step.must_admit():
                 self._gradients.forget_weights()
                 step.admit()
             step.end()
-        world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
-        return step.report(Step, world_size, is_skipped=not self._has_stepped)
+        if step is None or call.rejoined:
+            return call.report(Step)
+        return step.report(Step, is_skipped=not self._has_stepped)
 
     def finish(self) -> None:
         """Compare the replicated state after the last step. A group call. Raises the errors of `step`."""
-        with self._step("DDP.finish"):
+        with self._step("DDP.finish", rejoins=False):
             self._replicated.check(self.revision)
 
     def close(self) -> None:
@@ -417,16 +423,22 @@ class DDP(Checkpointed):
             assign(buffers_of(self.module), state["buffers"])
         self._state.revision = revision
 
+    def _drop(self) -> None:
+        super()._drop()
+        self._clear()
+        self._gradients.forget_weights()
+        self._scalers.forget()
+
     @contextmanager
-    def _step(self, func_name: str) -> Iterator[None]:
+    def _step(self, func_name: str, *, rejoins: bool = True) -> Iterator[GroupStep]:
         if self._has_failed:
             text = (
                 "the optimizer failed during a step, and this peer's parameters may differ from the others': "
                 "close the communicator and join again"
             )
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
-        with self._membership.step(func_name):
-            yield
+        with self._group_step(func_name, rejoins=rejoins) as step:
+            yield step
 
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
@@ -441,17 +453,16 @@ class DDP(Checkpointed):
             )
         return weight
 
-    def _synchronize(self, func_name: str, weight: float | None) -> None:
+    def _synchronize(self, step: GroupStep, func_name: str, weight: float | None) -> None:
         if self._synchronized is not None:
             return
         self._replicated.check_step()
-        if refusals := self._exchange(weight, None):
+        if refusals := self._exchange(step, weight, None):
             raise PCCLError(Result.INVALID_USAGE, func_name, self._refusals.explained(refusals))
 
-    def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
+    def _exchange(self, step: GroupStep, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
         """Average the gradients, or clear them if any peer refuses. `what` is this peer's refusal, if known."""
         self._weight = weight
-        step = GroupStep(self._membership, self._replicated)
         with step.waiting():
             step.begin()
             what = self._refusals.own() if what is None else what
@@ -548,4 +559,8 @@ class DDP(Checkpointed):
             )
         if not self._must_synchronize:
             return
-        self._gradients.take(number, i, self.revision)
+        try:
+            self._gradients.take(number, i, self.revision)
+        except PCCLError as error:
+            if not self._membership.may_rejoin(error):  # otherwise `step` rejoins
+                raise

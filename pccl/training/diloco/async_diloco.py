@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
-from pccl.training.group.membership import Admission
+from pccl.training.group.membership import Admission, Churn
 from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.site import Site
 from pccl.training.state.buffers import AVERAGE
@@ -84,6 +84,7 @@ class AsyncDiLoCo(OuterLoop):
         fragments: int = 1,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
+        **churn: Unpack[Churn],
     ) -> None:
         fragments = as_int("fragments", fragments, 1)
         super().__init__(
@@ -101,6 +102,7 @@ class AsyncDiLoCo(OuterLoop):
             alike=("fragments", fragments),
             inner_steps=inner_steps,
             steps=steps,
+            **churn,
         )
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None
@@ -139,12 +141,12 @@ class AsyncDiLoCo(OuterLoop):
                 # This order matters: no peer may wait in a group call while others relaunch an aborted average.
                 step.begin()
                 step.claim(in_flight=self._flight is not None)
-                world_size = self._land(step)
+                step.world_size = self._land(step)
                 self._replicated.land_comparison()
                 self._weights = weights  # if the call failed before this line, a retry passes the weight again
-                if fragment is self._fragments[0] and step.are_peers_pending():
+                if fragment is self._fragments[0] and step.must_admit():
                     self._launch(fragment, gradient, weight)
-                    world_size = self._land(step)
+                    step.world_size = self._land(step)
                     step.admit()
             if landing is not None and landing is not fragment:
                 self._carry_on(landing)
@@ -157,24 +159,28 @@ class AsyncDiLoCo(OuterLoop):
                 self._launch(fragment, gradient, weight)
             step.end()
         self._inner_steps.start()
-        return step.report(OuterStep, world_size)
+        return step.report(OuterStep)
 
     def finish(self) -> OuterStep:
         """Apply the average in flight and write the outer parameters to the model. All peers call it at the end.
 
         Movement of other fragments since their last turn is discarded. Raises the errors of `outer_step`.
         """
-        with self._group_step("AsyncDiLoCo.finish") as step:
+        with self._group_step("AsyncDiLoCo.finish", rejoins=False) as step:
             with step.waiting():
                 self._replicated.discard()
-                world_size = self._land(step)
+                step.world_size = self._land(step)
             self._begin()
             self._replicated.check(self.revision)
-        return step.report(OuterStep, world_size)
+        return step.report(OuterStep)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         self._flight = None
         return super().reconnect(communicator, peers_min)
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._flight = None
 
     def _begin(self) -> None:
         super()._begin()

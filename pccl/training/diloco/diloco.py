@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -24,18 +23,18 @@ from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedSta
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.diloco.weighted_average import NotedAverage, explained
-from pccl.training.group.membership import Admission, Membership, fingerprint
+from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.membership import alike as alike_quantization
 from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot
+from pccl.training.state.checkpoint import Snapshot
 from pccl.training.state.replica import Vector, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError, Shard
 from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
-from pccl.training.step import GroupStep, StepReport, checked_weight
+from pccl.training.step import GroupStep, StepReport, TrainingLoop, checked_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class OuterStep(StepReport):
     """
 
 
-class OuterLoop(Checkpointed):
+class OuterLoop(TrainingLoop):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
 
     LOADS = ("DiLoCo", "AsyncDiLoCo")
@@ -147,6 +146,7 @@ class OuterLoop(Checkpointed):
         alike: object = None,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
+        **churn: Unpack[Churn],
     ) -> None:
         """`join` compares all arguments between peers, except `communicator`, `inner` and `site`.
 
@@ -165,6 +165,7 @@ class OuterLoop(Checkpointed):
             alike: Any other object whose `repr` must be equal on all peers.
             inner_steps: The number of inner steps of every peer, or of the fastest with steps "by speed".
             steps: "fixed", or "by speed": as many inner steps as fit in the fastest peer's time.
+            churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises TypeError or ValueError if the model cannot be trained or an argument is invalid.
         """
@@ -212,6 +213,7 @@ class OuterLoop(Checkpointed):
         self._outer_infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
         self._state = SharedState([*self._outer_infos, *self._replicated.infos()])
         self._site = site
+        self._churn = churn
         self._membership = self._new_membership()
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
@@ -226,7 +228,9 @@ class OuterLoop(Checkpointed):
 
     def _new_membership(self) -> Membership:
         options = {"class": type(self).__name__, **self._replicated.options(), **self._alike}
-        return Membership(self._communicator, self._state, options, site=self._site, joint=self._replicated)
+        return Membership(
+            self._communicator, self._state, options, site=self._site, joint=self._replicated, churn=self._churn
+        )
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
@@ -286,11 +290,12 @@ class OuterLoop(Checkpointed):
         (INVALID_ARGUMENT).
         """
         self._read_model()
-        admission = self._membership.join(peers_min)
+        return super().join(peers_min)
+
+    def _enter(self, admission: Admission) -> None:
         self._has_begun = True
         self._begin()
         self._inner_steps.forget()
-        return admission
 
     @property
     def came_late(self) -> bool:
@@ -312,11 +317,6 @@ class OuterLoop(Checkpointed):
         self._replicated.renew(communicator)
         self._membership = self._new_membership()
         return self.join(peers_min)
-
-    @contextmanager
-    def _group_step(self, func_name: str) -> Iterator[GroupStep]:
-        with self._membership.step(func_name):
-            yield GroupStep(self._membership, self._replicated)
 
     def _launch_average(self, gradient: Vector, weight: float | None) -> Relaunched | NotedAverage:
         communicator, tag = self._communicator, self._tag
@@ -465,8 +465,9 @@ class DiLoCo(OuterLoop):
 
         Raises:
             ValueError: An argument is invalid; `outer_step` can be called again.
-            PCCLError: The master was lost, this peer was evicted, or an earlier call was interrupted (INVALID_USAGE):
-                call `reconnect`. Also INVALID_USAGE if `join` was not called.
+            PCCLError: The master was lost or this peer was evicted, and it could not rejoin (or `rejoin` is False); or
+                an earlier call was interrupted (INVALID_USAGE): call `reconnect`. Also INVALID_USAGE if `join` was not
+                called.
             DivergenceError: Replicated state differs between peers.
         """
         weight = checked_weight(weight)
@@ -482,6 +483,7 @@ class DiLoCo(OuterLoop):
                 step.launch_buffers()
                 outcome = self._wait_for(average, step)
                 step.land()
+            step.world_size = outcome.world_size
             step.commit(outcome.peers)
             self._update(gradient)
             with step.waiting():
@@ -489,12 +491,12 @@ class DiLoCo(OuterLoop):
             self._begin()
             step.end()
         self._inner_steps.start()
-        return step.report(OuterStep, outcome.world_size)
+        return step.report(OuterStep)
 
     def finish(self) -> OuterStep:
         """Compare the final state and write it to the model. A group call. Raises the errors of `outer_step`."""
-        with self._group_step("DiLoCo.finish") as step, step.waiting():
+        with self._group_step("DiLoCo.finish", rejoins=False) as step, step.waiting():
             self._replicated.discard()
             self._begin()
             self._replicated.check(self.revision)
-        return step.report(OuterStep, 0)
+        return step.report(OuterStep)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -154,6 +155,8 @@ class ReplicatedState:
         self.share(shared or {})
         self._is_new = False
         self._must_align = False
+        self.history = secrets.randbits(60)
+        """The history of the state: see `pccl.training.group.membership`."""
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
         """Add objects before any peer joins; this changes `infos`. Raises like the constructor. Not a group call."""

@@ -15,7 +15,9 @@ NOWHERE = "127.0.0.1:1"
 
 
 def new(kind: Any = DiLoCo, **options: Any) -> Any:
-    return kind(Communicator(NOWHERE), new_model(), **options)
+    loop = kind(Communicator(NOWHERE), new_model(), **options)
+    loop._replicated.history = 1  # all are of one run
+    return loop
 
 
 def at(revision: int, **options: Any) -> Any:

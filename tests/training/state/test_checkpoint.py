@@ -235,6 +235,24 @@ def test_keep_deletes_older_checkpoints_only(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted([*others, ".notes.tmp", own.name, *steps(6, 7, 9)])
 
 
+def test_other_histories_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def other(revision: int) -> Any:
+        found = at(revision)
+        found._replicated.history = 2
+        return found
+
+    for revision in (3, 4, 9):
+        other(revision).save(tmp_path)
+    for revision in (2, 4, 5, 10):
+        at(revision).save(tmp_path, keep=1)
+    moved = steps(4)[0].replace(".safetensors", ".other.safetensors")
+    assert names(tmp_path) == sorted([*steps(3, 9, 10), moved])
+    assert f"{tmp_path / steps(4)[0]} is from another run and was renamed to {moved}" in caplog.text
+    again = new()
+    assert again.load(tmp_path / moved)
+    assert (again.digest(), again._replicated.history) == (other(4).digest(), 2)
+
+
 def test_older_checkpoints_outlive_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at(1).save(tmp_path, keep=1)
 
