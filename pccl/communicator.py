@@ -134,6 +134,13 @@ class CommunicatorBase:
         return self._inner.view("world_size").world_size
 
     @property
+    def rank(self) -> int:
+        """This peer's position in its group, in [0, world_size). It can change whenever the membership changes, and in
+        `optimize_topology`. The copies of `pccl launch` keep their order until a peer is lost or the ring is
+        optimized, so their ranks are then their indices."""
+        return self.membership.rank
+
+    @property
     def membership(self) -> Membership:
         """This peer's rank and the peers by rank, both from the same view."""
         view = self._inner.view("membership")

@@ -503,3 +503,14 @@ def test_calls_after_a_lost_master(name: str) -> None:
     error = refusal(partial(CALLS[name], peer))
     assert (error.result, error.func_name) == (Result.MASTER_CONNECTION_FAILED, name)
     peer.close()
+
+
+def test_rank_is_the_index_of_the_launch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in (2, 0, 3, 1):
+        monkeypatch.setenv("PCCL_LAUNCH_INDEX", str(index))
+        cluster.join()
+    assert [peer.rank for peer in cluster.peers] == [2, 0, 3, 1]
+    assert [peer.rank for peer in cluster.peers] == [peer.membership.rank for peer in cluster.peers]
+    cluster.peers.pop(1).close()
+    until(lambda: {peer.world_size for peer in cluster.peers} == {3}, "the others have seen it")
+    assert [peer.rank for peer in cluster.peers] == [1, 2, 0]

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from _pccl_torch import outside_graphs
@@ -39,8 +40,8 @@ from pccl.training.ddp.refusals import (
 from pccl.training.group.membership import Admission, Membership, alike, fingerprint
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot
-from pccl.training.state.replica import default_torch_arithmetic, layout_of
+from pccl.training.state.checkpoint import Checkpointed, Snapshot, is_one_file
+from pccl.training.state.replica import default_torch_arithmetic, layout_of, named_parameters
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
     HeldTensors,
@@ -52,6 +53,7 @@ from pccl.training.state.torch_state import (
     optimized,
     optimizer_tensors,
     require_like,
+    without_state_dict,
 )
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
@@ -159,9 +161,10 @@ class DDP(Checkpointed):
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
-        for name, parameter in module.named_parameters():
+        named = named_parameters(module)
+        for name, parameter in named.items():
             TensorInfo.from_torch(parameter.detach(), name)  # raises before anything is changed
-        names = {id(p): name for name, p in module.named_parameters()}
+        names = {id(p): name for name, p in named.items()}
         for parameter in optimized(optimizer):
             if id(parameter) not in names:
                 raise ValueError(
@@ -182,7 +185,7 @@ class DDP(Checkpointed):
             tensors=self._compared,
             buffers=exchanged_buffers(module, buffers),
             shared=shared,
-            groups=ParamGroups(optimizer, dict(module.named_parameters())),
+            groups=ParamGroups(optimizer, named),
             late=self._held,
             check_every=check_every,
             tag=tag,
@@ -227,7 +230,14 @@ class DDP(Checkpointed):
 
     @classmethod
     def connect(
-        cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
+        cls,
+        module: Any,
+        optimizer: Any,
+        address: str | None = None,
+        *,
+        peers_min: int | None = None,
+        load: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> DDP:
         """Create a DDP with its own communicator, connect to the run at `address`, and join.
 
@@ -237,11 +247,13 @@ class DDP(Checkpointed):
         Args:
             address: The master's address; None uses the environment variable PCCL_MASTER.
             peers_min: The number of peers needed to start a new run; None: as many as `pccl launch` started.
+            load: A checkpoint to resume from: a file, or a folder, which may hold none yet.
             options: Options of the constructor.
 
         Raises:
             PCCLError: Raised by `Communicator.connect` or `join`. INVALID_ARGUMENT if the address is missing;
                 INVALID_USAGE if this thread has another DDP in that run.
+            OSError, CheckpointError: Raised by `load`.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
@@ -257,6 +269,8 @@ class DDP(Checkpointed):
             peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
         ddp = cls(Communicator(address), module, optimizer, **options)
         ddp._address = address
+        if load is not None:
+            ddp.load(load, missing_ok=not is_one_file(Path(load)))
         ddp._communicator.connect()
         ddp.join(peers_min)
         _of_thread.latest = weakref.ref(ddp)
@@ -399,16 +413,17 @@ class DDP(Checkpointed):
             super().close()
 
     def _snapshot(self) -> Snapshot:
-        parameters = dict(self.module.named_parameters())
+        parameters = named_parameters(self.module)
         buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
         state |= {"shared": self._replicated.state_dict(), "optimizer class": class_of(self._optimizer)}
         late = {name for name, *_ in self._held.late()}
         held = {name: each for name, each in optimizer_tensors(self._optimizer).items() if name not in late}
-        return Snapshot(self.revision, state, layout_of({**parameters, **buffers, **held}))
+        layout = layout_of({**parameters, **buffers, **held})
+        return Snapshot(self.revision, state, layout, unnamed=without_state_dict(self.module))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        parameters = dict(self.module.named_parameters())
+        parameters = named_parameters(self.module)
         require_like(parameters, state["parameters"])
         require_like(buffers_of(self.module), state["buffers"])
         with self._replicated.taking_up(state.get("shared", {})):

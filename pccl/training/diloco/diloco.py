@@ -31,10 +31,17 @@ from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot
-from pccl.training.state.replica import Vector, replica_of
+from pccl.training.state.replica import Vector, named_parts, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError, Shard
-from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
+from pccl.training.state.torch_state import (
+    assign,
+    buffers_of,
+    class_of,
+    distributed_like,
+    require_like,
+    without_state_dict,
+)
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
 
@@ -230,10 +237,8 @@ class OuterLoop(Checkpointed):
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
-            first = 0
-            for name, size in self._replica.sizes:
-                yield f"{what} {name}", vector[first : first + size]
-                first += size
+            for name, part in named_parts(vector, self._replica.shapes).items():
+                yield f"{what} {name}", part.reshape(-1)
         yield from self._replicated.buffers.tensors()
 
     @property
@@ -402,7 +407,7 @@ class OuterLoop(Checkpointed):
     def _snapshot(self) -> Snapshot:
         self._read_model()
         state: dict[str, Any] = {
-            "parameters": self._parameters,
+            "parameters": named_parts(self._parameters, self._replica.shapes),
             "momentum": self._momentum,
             "buffers": buffers_of(self._model),
             "common buffers": dict(self._replicated.buffers.tensors()),
@@ -411,12 +416,15 @@ class OuterLoop(Checkpointed):
         }
         if hasattr(self.inner, "param_groups"):
             state["optimizer class"] = class_of(self.inner)
-        return Snapshot(self.revision, state, self._replica.layout)
+        return Snapshot(self.revision, state, self._replica.layout, unnamed=without_state_dict(self._model))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
-        if self._parameters.shape != state["parameters"].shape:
-            raise CheckpointError(f"it has {state['parameters'].size} parameters, not {self._parameters.size} as here")
+        saved = state["parameters"]
+        if isinstance(saved, dict):  # older versions saved one flat vector
+            saved = np.concatenate([saved[name].reshape(-1) for name in self._replica.shapes])
+        if self._parameters.shape != saved.shape:
+            raise CheckpointError(f"it has {saved.size} parameters, not {self._parameters.size} as here")
         require_like(buffers, state.get("buffers", buffers))
         with self._replicated.taking_up(state.get("shared", {})):
             if self.inner is not None and state["inner"] is not None:
@@ -425,7 +433,7 @@ class OuterLoop(Checkpointed):
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"the inner optimizer rejects its saved state: {error}") from error
             assign(buffers, state.get("buffers", buffers))
-            self._parameters[...] = state["parameters"]
+            self._parameters[...] = saved
             self._momentum[...] = state["momentum"]
             self._state.revision = revision
         for name, vector in self._replicated.buffers.tensors():

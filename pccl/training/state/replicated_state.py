@@ -22,7 +22,7 @@ from pccl.training.group.relaunch import Outcome, own_number, reduce_among_all
 from pccl.training.state import codec
 from pccl.training.state.buffers import Buffers
 from pccl.training.state.digests import Check, DivergenceError, Snapshot, digest_of
-from pccl.training.state.replica import local_shard
+from pccl.training.state.replica import local_shard, named_parameters
 from pccl.training.state.tensor_file import CheckpointError
 
 
@@ -398,7 +398,7 @@ def frozen_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters of a torch module that do not require gradients, by name."""
     if not hasattr(model, "named_parameters"):
         return {}
-    return {f"frozen parameter {name}": p for name, p in model.named_parameters() if not p.requires_grad}
+    return {f"frozen parameter {name}": p for name, p in named_parameters(model).items() if not p.requires_grad}
 
 
 def _tag(tag: int, number: int) -> int:

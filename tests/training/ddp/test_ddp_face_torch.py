@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,34 @@ def test_connect_joins_the_run(master: MasterNode, monkeypatch: pytest.MonkeyPat
     with pytest.raises(PCCLError, match="start the program with pccl launch") as caught:
         DDP.connect(module, new_optimizer(module))
     assert caught.value.result is Result.INVALID_ARGUMENT
+
+
+def test_connect_resumes_from_a_checkpoint(master: MasterNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PCCL_MASTER", master.address)
+
+    def script(number: int, until: int) -> tuple[int, set[int], str]:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(6, 2)
+        ddp = DDP.connect(module, new_optimizer(module), peers_min=2, load=tmp_path / str(number))
+        start, ranks = ddp.revision, set()
+        while ddp.revision < until:
+            loss(ddp, number, ddp.revision).backward()
+            ddp.step()
+            ranks.add(ddp.rank)
+            ddp.save(tmp_path / str(number))
+        digest = ddp.digest()
+        ddp.close()
+        return start, ranks, digest
+
+    firsts = together([partial(script, number, 3) for number in range(2)])
+    assert [start for start, _, _ in firsts] == [0, 0]
+    assert sorted(firsts[0][1] | firsts[1][1]) == [0, 1]
+    seconds = together([partial(script, number, 5) for number in range(2)])
+    assert [start for start, _, _ in seconds] == [3, 3]
+    assert seconds[0][2] == seconds[1][2] != firsts[0][2]
+    module = new_module()
+    with pytest.raises(FileNotFoundError):
+        DDP.connect(module, new_optimizer(module), load=tmp_path / "missing.safetensors")
 
 
 def test_second_connect_of_a_thread_is_refused(master: MasterNode) -> None:
