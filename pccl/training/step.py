@@ -7,8 +7,9 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from pccl import Communicator
 from pccl.training.group.membership import Admission, Membership
 from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
 from pccl.training.state.replicated_state import ReplicatedState
@@ -105,6 +106,26 @@ class GroupStep:
             waited_s=self.waited_s,
             **more,
         )
+
+
+OnNonfinite: TypeAlias = Literal["raise", "skip", "leave out"]
+"""What all peers do if one contributes NaN or infinity: skip the update and raise an error, skip it with a WARNING, or
+average the contributions of the others."""
+
+
+def checked_on_nonfinite(given: OnNonfinite | None) -> OnNonfinite | None:
+    """Raises ValueError for another value."""
+    if given is not None and given not in get_args(OnNonfinite):
+        allowed = ", ".join(map(repr, get_args(OnNonfinite)))
+        raise ValueError(f"on_nonfinite {given!r}: must be one of {allowed}, or None")
+    return given
+
+
+def nonfinite_text(communicator: Communicator, peers: Collection[int], what: str, is_skipped: bool) -> str:
+    """Return the text that names the peers with a contribution that is not finite, the same on all peers."""
+    named = communicator._inner.session("step").named
+    end = "no peer takes this step" if is_skipped else "the average is over the other peers"
+    return f"{what} of {', '.join(map(named, sorted(peers)))} has NaN or infinity: {end}"
 
 
 def checked_weight(weight: Any) -> float | None:

@@ -30,6 +30,8 @@ from pccl._integers import as_int
 from pccl.training.ddp.gradients import BUCKET_BYTES, Bucket, CommHook, GradientAverages, bucketed, name_of
 from pccl.training.ddp.refusals import (
     ABANDONED,
+    FINE,
+    NONFINITE,
     UNWEIGHTED,
     GradScalers,
     Refusal,
@@ -55,7 +57,14 @@ from pccl.training.state.torch_state import (
     require_like,
     without_state_dict,
 )
-from pccl.training.step import GroupStep, StepReport, checked_weight
+from pccl.training.step import (
+    GroupStep,
+    OnNonfinite,
+    StepReport,
+    checked_on_nonfinite,
+    checked_weight,
+    nonfinite_text,
+)
 
 _of_thread = threading.local()
 """A weak reference to the DDP that `connect` most recently created in this thread."""
@@ -84,7 +93,8 @@ class Step(StepReport):
     """
 
     is_skipped: bool = False
-    """Whether the GradScaler skipped the optimizer's step, on all peers, because an average is not finite."""
+    """Whether all peers skipped the optimizer's step, because of `on_nonfinite`, or because the GradScaler found an
+    average that is not finite."""
 
 
 @outside_graphs
@@ -116,6 +126,7 @@ class DDP(Checkpointed):
         buffers: str = AVERAGE,
         check_every: int | None = None,
         tag: int = 0,
+        on_nonfinite: OnNonfinite | None = None,
     ) -> None:
         """Args:
             quantization: How to quantize the gradients that are sent.
@@ -128,6 +139,9 @@ class DDP(Checkpointed):
             check_every: Compare digests after this many steps; None: as often as possible while costing less than
                 0.1 % of the time.
             tag: The first tag.
+            on_nonfinite: What all peers do if a peer's gradients or buffers have NaN or infinity: "raise" an error
+                and clear the gradients, "skip" the step, or "leave out" that peer, which sends gradients only after
+                the backward pass. All name the peer. None does not check; a GradScaler does so by itself.
 
         Raises:
             ValueError, TypeError: The module has no parameters that require gradients, the optimizer has state that
@@ -151,6 +165,9 @@ class DDP(Checkpointed):
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
+        self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
+        self._is_left_out = False
+        """Whether the step in progress will not call the optimizer."""
         self._must_synchronize = True
         self._synchronized: GroupStep | None = None
         """The step in progress, after its gradients have been averaged."""
@@ -201,6 +218,7 @@ class DDP(Checkpointed):
             "quantization": alike(quantization),
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
+            **({"on_nonfinite": on_nonfinite} if on_nonfinite is not None else {}),
         }
         self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated)
         self._hooks = [
@@ -304,6 +322,8 @@ class DDP(Checkpointed):
             what = "this peer has joined: register the hook before join"
         elif self._gradients.comm_hook is not None:
             what = "a hook is already registered"
+        elif self._on_nonfinite == "leave out":
+            what = 'a hook cannot be combined with on_nonfinite="leave out", which needs weights'
         elif self._quantization is not None:
             what = "a hook cannot be combined with quantization=: pass the options to bucket.average in the hook"
         if what:
@@ -382,6 +402,8 @@ class DDP(Checkpointed):
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
+        if scaler is not None and self._on_nonfinite is not None:
+            raise ValueError("a GradScaler skips steps that are not finite by itself: leave out on_nonfinite=")
         weight = self._valid_weight(weight, "DDP.step")
         with self._step("DDP.step"):
             if scaler is not None:
@@ -390,7 +412,10 @@ class DDP(Checkpointed):
             step = self._synchronized
             assert step is not None
             self._commit(step)
-            self._optimize(scaler)
+            if self._is_left_out:
+                self._has_stepped = False
+            else:
+                self._optimize(scaler)
             self._clear()
             self._state.revision += 1
             if self.revision % self._admit_every == 0 and step.are_peers_pending():
@@ -470,6 +495,13 @@ class DDP(Checkpointed):
         with step.waiting():
             step.begin()
             what = self._refusals.own() if what is None else what
+            if self._on_nonfinite == "leave out" and weight is None:
+                weight = 1.0
+            is_finite = self._on_nonfinite is None or self._replicated.buffers.is_finite()
+            if what == FINE and not (is_finite and (self._on_nonfinite is None or self._gradients.are_finite())):
+                what = NONFINITE, 0, 0
+                self._replicated.buffers.show()
+                weight = weight if weight is None else 0.0
             self._gradients.launch_rest(weight, self.revision)
             number = math.nan if weight is None else weight
             hook = name_of(self._gradients.comm_hook)
@@ -478,6 +510,8 @@ class DDP(Checkpointed):
             averages = self._gradients.land()
             refusals, cost = exchange.wait()
             step.land()
+            nonfinite = [each.peer for each in refusals if each.what[0] == NONFINITE]
+            refusals = [each for each in refusals if each.what[0] != NONFINITE]
             without = [peer for peer, number in exchange.numbers.items() if math.isnan(number)]
             if not refusals and 0 < len(without) < len(exchange.numbers):
                 own = own_number(self._communicator)
@@ -487,7 +521,20 @@ class DDP(Checkpointed):
                 self._scalers.forget()
                 self._replicated.discard()
                 return refusals
-            averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
+            if nonfinite:
+                is_skipped = self._on_nonfinite != "leave out" or len(nonfinite) == len(exchange.numbers)
+                text = nonfinite_text(self._communicator, nonfinite, "a gradient or buffer", is_skipped)
+                if self._on_nonfinite == "raise":
+                    self._clear()
+                    self._replicated.discard()
+                    raise PCCLError(Result.INVALID_USAGE, "DDP.step", f"{text}, and all gradients are cleared")
+                logger.warning("revision %d: %s", self.revision, text)
+                self._is_left_out = is_skipped
+            if self._is_left_out:
+                for bucket in self._buckets:
+                    bucket.keep_none()
+            else:
+                averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
             self._gradients.give()
         step.outcomes = [*averages, cost, *step.outcomes]
         self._synchronized = step
@@ -518,6 +565,7 @@ class DDP(Checkpointed):
 
     def _clear(self) -> None:
         self._synchronized = None
+        self._is_left_out = False
         self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:

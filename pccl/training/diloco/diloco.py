@@ -10,6 +10,7 @@ and every other peer takes `floor(inner_steps * seconds of the fastest / seconds
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot
-from pccl.training.state.replica import Vector, named_parts, replica_of
+from pccl.training.state.replica import Vector, local_shard, named_parts, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError, Shard
 from pccl.training.state.torch_state import (
@@ -39,10 +40,20 @@ from pccl.training.state.torch_state import (
     buffers_of,
     class_of,
     distributed_like,
+    optimizer_tensors,
     require_like,
     without_state_dict,
 )
-from pccl.training.step import GroupStep, StepReport, checked_weight
+from pccl.training.step import (
+    GroupStep,
+    OnNonfinite,
+    StepReport,
+    checked_on_nonfinite,
+    checked_weight,
+    nonfinite_text,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,11 @@ class InnerSteps:
         self.count = wanted if self._site is None else min(map(int, self._site.gather(str(wanted))))
 
 
+def _is_finite(vector: Vector) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())  # the product may overflow
+
+
 NOTES = 2
 """Tag offset of the notes that accompany an average; the average itself uses offset 0."""
 INNER_STEPS = 50
@@ -130,6 +146,9 @@ class OuterStep(StepReport):
 
     `world_size` counts the peers whose pseudo-gradients are in the last update (1: only this peer, 0: no update).
     """
+
+    is_skipped: bool = False
+    """Whether the update was skipped because of `on_nonfinite`."""
 
 
 class OuterLoop(Checkpointed):
@@ -154,6 +173,7 @@ class OuterLoop(Checkpointed):
         alike: object = None,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
+        on_nonfinite: OnNonfinite | None = None,
     ) -> None:
         """`join` compares all arguments between peers, except `communicator`, `inner` and `site`.
 
@@ -172,6 +192,9 @@ class OuterLoop(Checkpointed):
             alike: Any other object whose `repr` must be equal on all peers.
             inner_steps: The number of inner steps of every peer, or of the fastest with steps "by speed".
             steps: "fixed", or "by speed": as many inner steps as fit in the fastest peer's time.
+            on_nonfinite: What all peers do if a peer's movement or buffers have NaN or infinity: "raise" an error,
+                "skip" the update, or "leave out" that peer. All name the peer, and its model, buffers and inner
+                optimizer return to finite values. None does not check.
 
         Raises TypeError or ValueError if the model cannot be trained or an argument is invalid.
         """
@@ -180,6 +203,11 @@ class OuterLoop(Checkpointed):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":
             alike = (alike, steps, inner_steps)
+        self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
+        if on_nonfinite is not None:
+            alike = (alike, "on_nonfinite", on_nonfinite)
+        self._nonfinite = ""
+        self._is_skipped = False
         self._is_by_speed = steps == "by speed"
         self._inner_steps = InnerSteps(inner_steps, site)
         self._has_begun = False
@@ -323,13 +351,35 @@ class OuterLoop(Checkpointed):
         with self._membership.step(func_name):
             yield GroupStep(self._membership, self._replicated)
 
-    def _launch_average(self, gradient: Vector, weight: float | None) -> Relaunched | NotedAverage:
+    def _drop_nonfinite(self, gradient: Vector) -> bool | None:
+        """Return whether this peer's movement is finite, or None if it is not checked. Discard it if it is not."""
+        if self._on_nonfinite is None:
+            return None
+        is_finite = _is_finite(gradient) and self._replicated.buffers.is_finite()
+        if self._site is not None:
+            is_finite = self._site.agree(is_finite)
+        if not is_finite:
+            gradient[...] = 0
+            self._reset_model()
+            self._replicated.buffers.show()
+            for tensor in optimizer_tensors(self._inner).values() if hasattr(self._inner, "param_groups") else ():
+                held = local_shard(tensor)
+                if held.is_floating_point() and not held.isfinite().all():
+                    held.zero_()
+        return is_finite
+
+    def _reset_model(self) -> None:
+        self._replica.write(self._parameters)
+
+    def _launch_average(
+        self, gradient: Vector, weight: float | None, is_finite: bool | None
+    ) -> Relaunched | NotedAverage:
         communicator, tag = self._communicator, self._tag
-        if weight is None and not self._is_by_speed:
+        if weight is None and not self._is_by_speed and is_finite is None:
             return average(communicator, gradient, tag, self.revision, self._quantization)
         seconds = self._inner_steps.seconds
         return NotedAverage(
-            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds
+            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds, is_finite
         )
 
     def _wait_for(self, average: Relaunched | NotedAverage, step: GroupStep) -> Outcome:
@@ -340,7 +390,19 @@ class OuterLoop(Checkpointed):
         if self._is_by_speed and isinstance(average, NotedAverage):
             self._inner_steps.adapt(average.seconds, average.own_seconds)
         step.outcomes.append(outcome)
+        peers = average.nonfinite if isinstance(average, NotedAverage) else ()
+        self._is_skipped = bool(peers) and (self._on_nonfinite != "leave out" or len(peers) == outcome.world_size)
+        if peers:
+            self._nonfinite = nonfinite_text(self._communicator, peers, "the movement", self._is_skipped)
+            logger.warning("revision %d: %s", self.revision, self._nonfinite)
         return outcome
+
+    def _reported(self, step: GroupStep, world_size: int) -> OuterStep:
+        """Return the step's report, or raise the error of a step that ended with a peer that was not finite."""
+        is_skipped, text, self._is_skipped, self._nonfinite = self._is_skipped, self._nonfinite, False, ""
+        if text and self._on_nonfinite == "raise":
+            raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.outer_step", text)
+        return step.report(OuterStep, 0 if is_skipped else world_size, is_skipped=is_skipped)
 
     def _begin(self) -> None:
         self.show_outer()
@@ -400,8 +462,9 @@ class OuterLoop(Checkpointed):
         self.show_outer()
 
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
-        """Apply one outer update to the elements at `place`, overwriting `gradient`."""
-        self._outer.step(self._parameters[place], self._momentum[place], gradient)
+        """Apply one outer update to the elements at `place`, overwriting `gradient`, unless it is to be skipped."""
+        if not self._is_skipped:
+            self._outer.step(self._parameters[place], self._momentum[place], gradient)
         self._state.revision += 1
 
     def _snapshot(self) -> Snapshot:
@@ -474,7 +537,8 @@ class DiLoCo(OuterLoop):
         Raises:
             ValueError: An argument is invalid; `outer_step` can be called again.
             PCCLError: The master was lost, this peer was evicted, or an earlier call was interrupted (INVALID_USAGE):
-                call `reconnect`. Also INVALID_USAGE if `join` was not called.
+                call `reconnect`. Also INVALID_USAGE if `join` was not called, and on all peers with
+                `on_nonfinite="raise"`, where the step then counts without an update.
             DivergenceError: Replicated state differs between peers.
         """
         weight = checked_weight(weight)
@@ -483,10 +547,11 @@ class DiLoCo(OuterLoop):
         with self._group_step("DiLoCo.outer_step") as step:
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)
+            is_finite = self._drop_nonfinite(gradient)
             with step.waiting():
                 step.begin()
                 step.claim()
-                average = self._launch_average(gradient, weight)
+                average = self._launch_average(gradient, weight, is_finite)
                 step.launch_buffers()
                 outcome = self._wait_for(average, step)
                 step.land()
@@ -497,7 +562,7 @@ class DiLoCo(OuterLoop):
             self._begin()
             step.end()
         self._inner_steps.start()
-        return step.report(OuterStep, outcome.world_size)
+        return self._reported(step, outcome.world_size)
 
     def finish(self) -> OuterStep:
         """Compare the final state and write it to the model. A group call. Raises the errors of `outer_step`."""

@@ -155,6 +155,10 @@ class Buffers:
         for place in (*self._floats, *self._integers):
             yield f"buffer {place.name}", place.tensor
 
+    def is_finite(self) -> bool:
+        """Return whether all exchanged buffers of the module are finite."""
+        return all(bool(place.tensor.isfinite().all()) for place in self._floats)
+
     def version(self) -> int:
         """Return a number that changes when a buffer of the module is written."""
         return sum(place.version for place in (*self._floats, *self._integers))
