@@ -572,8 +572,12 @@ class Communicator(CommunicatorBase):
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the portal's trio run."""
         self._close_when_dropped()  # before the session exists, so that an interpreter exit always closes it
-        with SessionErrors(func_name):
-            return portal.current().call(call)
+        try:
+            with SessionErrors(func_name):
+                return portal.current().call(call)
+        except PCCLError as error:
+            _hide_frames(error)
+            raise
 
     def _collective(
         self, make: CallOf[P], timeout: Timeout, *arguments: P.args, **keywords: P.kwargs
@@ -606,7 +610,17 @@ class Communicator(CommunicatorBase):
             raise
         if op.is_given_up or op.result is None:
             require_outcome(session, [op], func_name)
-        return info_of(op, func_name)
+        try:
+            return info_of(op, func_name)
+        except PCCLError as error:
+            _hide_frames(error)
+            raise
+
+
+def _hide_frames(error: PCCLError) -> None:
+    """Leave the frames of pccl's inside out of the traceback, unless they may show a bug."""
+    if error.result is not Result.INTERNAL_ERROR:
+        error.__traceback__ = None
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:

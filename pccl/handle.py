@@ -23,6 +23,7 @@ from pccl._collectives import CallOf, CollectiveCall, ReduceOpDescriptor
 from pccl._session_holder import SessionErrors, SessionHolder
 from pccl._timeouts import Timeout
 from pccl.errors import PCCLError, integer_argument, invalid, op_error
+from pccl.protocol.completion import tag_named
 from pccl.protocol.peer.effects import OpResult
 from pccl.protocol.peer.view import alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
@@ -116,8 +117,8 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
     """Return the reason that all peers receive if this one gives up an op after waiting for `whom`."""
     who = session.named(session.view.peer) if session.view is not None else "a peer"
     if timeout_s is None:
-        return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
-    text = f"the op with tag {op.tag} waited for {whom or session.whom(op)}"
+        return f"aborted on all peers: {who} gave up the op with {tag_named(op.tag)}"
+    text = f"the op with {tag_named(op.tag)} waited for {whom or session.whom(op)}"
     return f"aborted on all peers: {who} gave up after {timeout_s:g} s: {text}"
 
 

@@ -33,6 +33,14 @@ class StepReport:
     waited_s: float
     """Seconds that the computation waited for the network."""
 
+    def __str__(self) -> str:
+        """Return the fields that people read, in one line."""
+        size = f"{self.tx_bytes / 1e6:.3g} MB sent, waited {self.waited_s:.3g} s"
+        notes = [f"{self.aborted} aborted"] * (self.aborted > 0) + ["admitted newcomers"] * self.admitted
+        notes += ["skipped"] * getattr(self, "is_skipped", False)
+        peers = "1 peer" if self.world_size == 1 else f"{self.world_size} peers"
+        return ", ".join([f"step {self.revision}: {peers}", size, *notes])
+
 
 class GroupStep:
     """One step in progress. Not thread-safe."""

@@ -201,7 +201,7 @@ def quantized(dtype: DataType) -> dict[str, Any]:
         ((ones(8), SUM, {}), (ones(9), SUM, {}), ("8 x FLOAT", "9 x FLOAT")),
         ((ones(8), SUM, {}), (np.ones(8, np.int32), SUM, {}), ("8 x FLOAT", "8 x INT32")),
         ((ones(8), SUM, {}), (ones(8), ReduceOp.MAX, {}), ("SUM of", "MAX of")),
-        ((ones(8), SUM, {}), (ones(8), SUM, quantized(DataType.UINT8)), ("x FLOAT (", "MIN_MAX to UINT8")),
+        ((ones(8), SUM, {}), (ones(8), SUM, quantized(DataType.UINT8)), ("x FLOAT", "MIN_MAX to UINT8")),
         ((ones(0), SUM, {}), (ones(1), SUM, {}), ("0 x FLOAT", "1 x FLOAT")),
     ],
 )

@@ -47,7 +47,7 @@ class StepListener(Protocol):
 
 
 TAGS = 1 << 62
-"""The first tag of replicated states. Each tag of a training object has 8 of them."""
+"""The first tag of replicated states. Each tag of a training object has 8 of them; `tag_named` knows their use."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NO_SOURCE = -(2**62)
 LATE = "late optimizer state"
