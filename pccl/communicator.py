@@ -14,7 +14,7 @@ from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
 from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, close_forgotten
+from pccl._session_holder import SessionErrors, close_forgotten, hide_frames
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.handle import (
@@ -135,9 +135,8 @@ class CommunicatorBase:
 
     @property
     def rank(self) -> int:
-        """This peer's position in its group, in [0, world_size). It can change whenever the membership changes, and in
-        `optimize_topology`. The copies of `pccl launch` keep their order until a peer is lost or the ring is
-        optimized, so their ranks are then their indices."""
+        """This peer's position in its group, in [0, world_size). It changes when peers come or go, and in
+        `optimize_topology`. Until a peer is lost, it is the index of a copy that `pccl launch` has started."""
         return self.membership.rank
 
     @property
@@ -572,12 +571,8 @@ class Communicator(CommunicatorBase):
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the portal's trio run."""
         self._close_when_dropped()  # before the session exists, so that an interpreter exit always closes it
-        try:
-            with SessionErrors(func_name):
-                return portal.current().call(call)
-        except PCCLError as error:
-            _hide_frames(error)
-            raise
+        with SessionErrors(func_name):
+            return portal.current().call(call)
 
     def _collective(
         self, make: CallOf[P], timeout: Timeout, *arguments: P.args, **keywords: P.kwargs
@@ -613,14 +608,8 @@ class Communicator(CommunicatorBase):
         try:
             return info_of(op, func_name)
         except PCCLError as error:
-            _hide_frames(error)
+            hide_frames(error)
             raise
-
-
-def _hide_frames(error: PCCLError) -> None:
-    """Leave the frames of pccl's inside out of the traceback, unless they may show a bug."""
-    if error.result is not Result.INTERNAL_ERROR:
-        error.__traceback__ = None
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:

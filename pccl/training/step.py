@@ -123,9 +123,9 @@ average the contributions of the others."""
 
 def checked_on_nonfinite(given: OnNonfinite | None) -> OnNonfinite | None:
     """Raises ValueError for another value."""
-    if given is not None and given not in get_args(OnNonfinite):
-        allowed = ", ".join(map(repr, get_args(OnNonfinite)))
-        raise ValueError(f"on_nonfinite {given!r}: must be one of {allowed}, or None")
+    allowed = (*get_args(OnNonfinite), None)
+    if given not in allowed:
+        raise ValueError(f"on_nonfinite {given!r}: must be one of {', '.join(map(repr, allowed))}")
     return given
 
 

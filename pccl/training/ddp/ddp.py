@@ -57,14 +57,7 @@ from pccl.training.state.torch_state import (
     require_like,
     without_state_dict,
 )
-from pccl.training.step import (
-    GroupStep,
-    OnNonfinite,
-    StepReport,
-    checked_on_nonfinite,
-    checked_weight,
-    nonfinite_text,
-)
+from pccl.training.step import GroupStep, OnNonfinite, StepReport, checked_on_nonfinite, checked_weight, nonfinite_text
 
 _of_thread = threading.local()
 """A weak reference to the DDP that `connect` most recently created in this thread."""

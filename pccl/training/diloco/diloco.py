@@ -44,14 +44,7 @@ from pccl.training.state.torch_state import (
     require_like,
     without_state_dict,
 )
-from pccl.training.step import (
-    GroupStep,
-    OnNonfinite,
-    StepReport,
-    checked_on_nonfinite,
-    checked_weight,
-    nonfinite_text,
-)
+from pccl.training.step import GroupStep, OnNonfinite, StepReport, checked_on_nonfinite, checked_weight, nonfinite_text
 
 logger = logging.getLogger(__name__)
 
