@@ -263,6 +263,8 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
     """Create the optimizer state of `parameters` that have none. Raises TypeError or ValueError if it cannot."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError("SparseAdam needs sparse gradients, which cannot be averaged; use Adam and dense gradients")
     late = begin_absent(optimizer)
     fresh = [each for each in parameters if not optimizer.state.get(each) and id(each) not in late]
     if not fresh:

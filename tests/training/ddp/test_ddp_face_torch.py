@@ -173,3 +173,9 @@ def test_peer_killed_between_backward_and_step(master: MasterNode) -> None:
     assert others[0].digests == others[1].digests
     assert others[0].worlds[-1] == 2
     close(others)
+
+
+def test_optimizer_that_needs_sparse_gradients_is_refused(master: MasterNode) -> None:
+    module = torch.nn.Embedding(4, 2, sparse=True)
+    with pytest.raises(TypeError, match="SparseAdam needs sparse gradients, which cannot be averaged"):
+        DDP(Communicator(master.address), module, torch.optim.SparseAdam(list(module.parameters())))
