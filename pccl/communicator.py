@@ -14,7 +14,7 @@ from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
 from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, close_forgotten
+from pccl._session_holder import SessionErrors, close_forgotten, hide_frames
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.handle import (
@@ -133,6 +133,12 @@ class CommunicatorBase:
     def world_size(self) -> int:
         """The number of accepted peers in this peer group."""
         return self._inner.view("world_size").world_size
+
+    @property
+    def rank(self) -> int:
+        """This peer's position in its group, in [0, world_size). It changes when peers come or go, and in
+        `optimize_topology`. Until a peer is lost, it is the index of a copy that `pccl launch` has started."""
+        return self.membership.rank
 
     @property
     def membership(self) -> Membership:
@@ -622,7 +628,11 @@ class Communicator(CommunicatorBase):
             raise
         if op.is_given_up or op.result is None:
             require_outcome(session, [op], func_name)
-        return info_of(op, func_name)
+        try:
+            return info_of(op, func_name)
+        except PCCLError as error:
+            hide_frames(error)
+            raise
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:

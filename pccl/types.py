@@ -47,6 +47,9 @@ class Result(IntEnum):
     OUTCOME_UNKNOWN = 14
     """This peer has cancelled an op that the other peers may have committed; `send` is unchanged."""
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class Attribute(Enum):
     """Facts about the installed view that `Communicator.get_attribute` returns."""
@@ -372,7 +375,7 @@ class ReduceInfo:
     """The result as a new array, if `send` was a `jax.Array` and `recv` was left out."""
 
     def __repr__(self) -> str:
-        shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
+        shown = f"world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
         array = "" if self.array is None else f", array={_kind_of(self.array)}"
         return f"ReduceInfo({shown}, membership={self.membership!r}{array})"
 

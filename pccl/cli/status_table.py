@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pccl.status import label, peers_named
+from pccl.status import label, peers_named, tag_named
 
 if TYPE_CHECKING:
     from pccl.status import MemberStatus, RunStatus
@@ -185,7 +185,7 @@ def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
         missing = f" for {named(member.waiting.missing)}" if member.waiting.missing else ""
         yield f"{member.waiting.call}{missing}, {span(member.waiting.for_s)}"
     for op in member.stalled_ops:
-        yield f"{op.call} with tag {op.tag}{f' for {named(op.missing)}' if op.missing else ''}"
+        yield f"{op.call} with {tag_named(op.tag)}{f' for {named(op.missing)}' if op.missing else ''}"
     if member.answer_due_s is not None:
         yield f"the master waits for its answer, {span(member.answer_due_s)}"
     if not member.is_heard:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -30,6 +31,15 @@ from pccl.types import Result
 
 EXPIRY_S = 1.0
 """The number of seconds between two attempts to abort a work after its deadline."""
+
+LISTS_OF_TENSORS = """
+def wait_for(over: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(over)
+    return tensors
+
+def start(over: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(wait_for, over, tensors)
+"""
 
 Steps = Generator[OpSpec, None, Any]
 
@@ -283,6 +293,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
         over: Any = torch.futures.Future(devices=devices or None)
         future = over.then(lambda _: self._delivered())
+        if self.title == "allreduce" and self._tensors[0].dtype is torch.half:
+            future = _typed().start(future, list(self._tensors))
         with self._lock:
             if not self._done.is_set():
                 self._futures.append(over)
@@ -297,6 +309,13 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         if self._error is not None:
             raise self._error
         return self._value
+
+
+@cache
+def _typed() -> Any:
+    """Return functions whose futures hold a list of tensors that C++ code can read, as DDP's built-in FP16 hook does.
+    The future of a Python callback holds a Python object instead."""
+    return torch.jit.CompilationUnit(LISTS_OF_TENSORS)
 
 
 def _complete(futures: Sequence[Any]) -> None:

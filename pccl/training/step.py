@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from pccl import PCCLError
+from pccl import Communicator, PCCLError
 from pccl.training.group.membership import Admission, Membership
 from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
 from pccl.training.state.checkpoint import Checkpointed
@@ -37,6 +37,14 @@ class StepReport:
     state_rx_bytes: int
     waited_s: float
     """Seconds that the computation waited for the network."""
+
+    def __str__(self) -> str:
+        """Return the fields that people read, in one line."""
+        size = f"{self.tx_bytes / 1e6:.3g} MB sent, waited {self.waited_s:.3g} s"
+        notes = [f"{self.aborted} aborted"] * (self.aborted > 0) + ["admitted newcomers"] * self.admitted
+        notes += ["rejoined"] * self.rejoined + ["skipped"] * getattr(self, "is_skipped", False)
+        peers = "1 peer" if self.world_size == 1 else f"{self.world_size} peers"
+        return ", ".join([f"step {self.revision}: {peers}", size, *notes])
 
 
 class GroupStep:
@@ -166,6 +174,26 @@ class TrainingLoop(Checkpointed):
             lost = error
         step.admission, step.outcomes = self._membership.rejoin(func_name, lost, self._drop, self._enter), []
         step.rejoined, step.waited_s = True, time.monotonic() - began_s
+
+
+OnNonfinite: TypeAlias = Literal["raise", "skip", "leave out"]
+"""What all peers do if one contributes NaN or infinity: skip the update and raise an error, skip it with a WARNING, or
+average the contributions of the others."""
+
+
+def checked_on_nonfinite(given: OnNonfinite | None) -> OnNonfinite | None:
+    """Raises ValueError for another value."""
+    allowed = (*get_args(OnNonfinite), None)
+    if given not in allowed:
+        raise ValueError(f"on_nonfinite {given!r}: must be one of {', '.join(map(repr, allowed))}")
+    return given
+
+
+def nonfinite_text(communicator: Communicator, peers: Collection[int], what: str, is_skipped: bool) -> str:
+    """Return the text that names the peers with a contribution that is not finite, the same on all peers."""
+    named = communicator._inner.session("step").named
+    end = "no peer takes this step" if is_skipped else "the average is over the other peers"
+    return f"{what} of {', '.join(map(named, sorted(peers)))} has NaN or infinity: {end}"
 
 
 def checked_weight(weight: Any) -> float | None:

@@ -71,3 +71,30 @@ def test_dropped_work_answers_ddp_join(divides: bool) -> None:
 
     with worlds():
         assert run_ranks(2, script) == [4.0, 2.0 if divides else 4.0]
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_built_in_hook_of_ddp(kind: str) -> None:
+    def script(rank: int) -> list[list[float]]:
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((2, 3), float(rank + 1))).sum().backward()
+        gradient: list[list[float]] = model.module.weight.grad.tolist()
+        return gradient
+
+    with worlds():
+        assert run_ranks(2, script) == [[[3.0] * 3] * 2] * 2
+
+
+def test_future_of_half_tensors_is_the_tensor_list() -> None:
+    def script(rank: int) -> bool:
+        tensor = torch.ones(2, dtype=torch.half)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        (found,) = future.wait()
+        return found.data_ptr() == tensor.data_ptr() and tensor.tolist() == [2, 2]
+
+    with worlds():
+        assert run_ranks(2, script) == [True, True]

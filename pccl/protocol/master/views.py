@@ -280,9 +280,11 @@ class ViewStages:
             group.ledger = Ledger(())
             group.votes.clear()
             group.changed = True
-            places = {peer: state.members[peer].hello.place for peer in found}
-            if not group.ring and min(places.values()) >= 0:
-                group.ring = sorted(found, key=lambda peer: (places[peer], peer))
+            places = {peer: state.members[peer].hello.place for peer in (*group.ring, *found)}
+            in_order = sorted(places, key=lambda peer: (places[peer], peer))
+            is_distinct = len(set(places.values())) == len(places) or not group.ring
+            if min(places.values()) >= 0 and is_distinct and [p for p in in_order if p not in found] == group.ring:
+                group.ring = in_order
             else:
                 group.ring = with_newcomers(group.ring, found, state.link_metrics)
 

@@ -272,11 +272,15 @@ def describe(shape: Any, with_dimensions: bool, *, is_mine: bool = False) -> str
         text += f", {_name(QuantizationAlgorithm, shape.quantization)} to {code}"
         if shape.quantization_block:
             text += f" in blocks of {shape.quantization_block}"
-    algorithm = _name(ReduceAlgorithm, shape.algorithm)
-    text += f" ({algorithm}, world {shape.world_size}, segments of {shape.segment_bytes} bytes"
-    if shape.last_slice:
-        text += f", slice {shape.slice} of {shape.last_slice + 1}"
-    return text + ")"
+    return text
+
+
+def describe_engine(shape: Any) -> str:
+    """Return the parts of a `pccl_op_shape` that follow from options, as text."""
+    text = (
+        f"{_name(ReduceAlgorithm, shape.algorithm)}, world {shape.world_size}, segments of {shape.segment_bytes} bytes"
+    )
+    return f" ({text}, slice {shape.slice} of {shape.last_slice + 1})" if shape.last_slice else f" ({text})"
 
 
 def _name(kind: Any, value: int) -> str:

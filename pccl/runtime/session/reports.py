@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from pccl.protocol.completion import tag_named
 from pccl.protocol.messages import FIGURES_MAX, LinkReport, Report
 from pccl.protocol.names import NameOf, peer_named, peers_named
 from pccl.protocol.peer.ops import OpWait
@@ -239,16 +240,16 @@ class LongWaits:
 
 
 def _ops_with(tags: Sequence[int]) -> str:
+    if len(tags) == 1:
+        return f"the op with {tag_named(tags[0])}"
     shown = ", ".join(map(str, tags[:TAGS_NAMED_MAX])) + (" ..." if len(tags) > TAGS_NAMED_MAX else "")
-    return (
-        f"the op with tag {shown}" if len(tags) == 1 else f"the first of the ops with tags {shown}" if tags else "an op"
-    )
+    return f"the first of the ops with tags {shown}" if tags else "an op"
 
 
 def named(wait: OpWait, name_of: NameOf) -> str:
     """Return the name of a single op for use in a sentence."""
     if wait.pair is None:
-        return f"the op with tag {wait.tag}"
+        return f"the op with {tag_named(wait.tag)}"
     peer, is_sender = wait.pair
     verb, direction = ("send", "to") if is_sender else ("recv", "from")
     return f"{verb} with tag {wait.tag} {direction} {peer_named(peer, name_of(peer))}"

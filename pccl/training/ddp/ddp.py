@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack
 
 from _pccl_torch import outside_graphs
@@ -29,6 +30,8 @@ from pccl._integers import as_int
 from pccl.training.ddp.gradients import BUCKET_BYTES, Bucket, CommHook, GradientAverages, bucketed, name_of
 from pccl.training.ddp.refusals import (
     ABANDONED,
+    FINE,
+    NONFINITE,
     UNWEIGHTED,
     GradScalers,
     Refusal,
@@ -39,8 +42,8 @@ from pccl.training.ddp.refusals import (
 from pccl.training.group.membership import Churn, Membership, alike, fingerprint
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Snapshot
-from pccl.training.state.replica import default_torch_arithmetic, layout_of
+from pccl.training.state.checkpoint import Snapshot, is_one_file
+from pccl.training.state.replica import default_torch_arithmetic, layout_of, named_parameters
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
     HeldTensors,
@@ -52,8 +55,17 @@ from pccl.training.state.torch_state import (
     optimized,
     optimizer_tensors,
     require_like,
+    without_state_dict,
 )
-from pccl.training.step import GroupStep, StepReport, TrainingLoop, checked_weight
+from pccl.training.step import (
+    GroupStep,
+    OnNonfinite,
+    StepReport,
+    TrainingLoop,
+    checked_on_nonfinite,
+    checked_weight,
+    nonfinite_text,
+)
 
 _of_thread = threading.local()
 """A weak reference to the DDP that `connect` most recently created in this thread."""
@@ -82,7 +94,8 @@ class Step(StepReport):
     """
 
     is_skipped: bool = False
-    """Whether the GradScaler skipped the optimizer's step, on all peers, because an average is not finite."""
+    """Whether all peers skipped the optimizer's step, because of `on_nonfinite`, or because the GradScaler found an
+    average that is not finite."""
 
 
 @outside_graphs
@@ -114,6 +127,7 @@ class DDP(TrainingLoop):
         buffers: str = AVERAGE,
         check_every: int | None = None,
         tag: int = 0,
+        on_nonfinite: OnNonfinite | None = None,
         **churn: Unpack[Churn],
     ) -> None:
         """Args:
@@ -127,6 +141,9 @@ class DDP(TrainingLoop):
             check_every: Compare digests after this many steps; None: as often as possible while costing less than
                 0.1 % of the time.
             tag: The first tag.
+            on_nonfinite: What all peers do if a peer's gradients or buffers have NaN or infinity: "raise" an error
+                and clear the gradients, "skip" the step, or "leave out" that peer, which sends gradients only after
+                the backward pass. All name the peer. None does not check; a GradScaler does so by itself.
             churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises:
@@ -151,6 +168,9 @@ class DDP(TrainingLoop):
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
+        self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
+        self._is_left_out = False
+        """Whether the step in progress will not call the optimizer."""
         self._must_synchronize = True
         self._synchronized: GroupStep | None = None
         """The step in progress, after its gradients have been averaged."""
@@ -161,9 +181,10 @@ class DDP(TrainingLoop):
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
-        for name, parameter in module.named_parameters():
+        named = named_parameters(module)
+        for name, parameter in named.items():
             TensorInfo.from_torch(parameter.detach(), name)  # raises before anything is changed
-        names = {id(p): name for name, p in module.named_parameters()}
+        names = {id(p): name for name, p in named.items()}
         for parameter in optimized(optimizer):
             if id(parameter) not in names:
                 raise ValueError(
@@ -184,7 +205,7 @@ class DDP(TrainingLoop):
             tensors=self._compared,
             buffers=exchanged_buffers(module, buffers),
             shared=shared,
-            groups=ParamGroups(optimizer, dict(module.named_parameters())),
+            groups=ParamGroups(optimizer, named),
             late=self._held,
             check_every=check_every,
             tag=tag,
@@ -200,6 +221,7 @@ class DDP(TrainingLoop):
             "quantization": alike(quantization),
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
+            **({"on_nonfinite": on_nonfinite} if on_nonfinite is not None else {}),
         }
         self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated, churn=churn)
         self._hooks = [
@@ -229,7 +251,14 @@ class DDP(TrainingLoop):
 
     @classmethod
     def connect(
-        cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
+        cls,
+        module: Any,
+        optimizer: Any,
+        address: str | None = None,
+        *,
+        peers_min: int | None = None,
+        load: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> DDP:
         """Create a DDP with its own communicator, connect to the run at `address`, and join.
 
@@ -239,11 +268,13 @@ class DDP(TrainingLoop):
         Args:
             address: The master's address; None uses the environment variable PCCL_MASTER.
             peers_min: The number of peers needed to start a new run; None: as many as `pccl launch` started.
+            load: A checkpoint to resume from: a file, or a folder, which may hold none yet.
             options: Options of the constructor.
 
         Raises:
             PCCLError: Raised by `Communicator.connect` or `join`. INVALID_ARGUMENT if the address is missing;
                 INVALID_USAGE if this thread has another DDP in that run.
+            OSError, CheckpointError: Raised by `load`.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
@@ -259,6 +290,8 @@ class DDP(TrainingLoop):
             peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
         ddp = cls(Communicator(address), module, optimizer, **options)
         ddp._address = address
+        if load is not None:
+            ddp.load(load, missing_ok=not is_one_file(Path(load)))
         ddp._communicator.connect()
         ddp.join(peers_min)
         _of_thread.latest = weakref.ref(ddp)
@@ -288,6 +321,8 @@ class DDP(TrainingLoop):
             what = "this peer has joined: register the hook before join"
         elif self._gradients.comm_hook is not None:
             what = "a hook is already registered"
+        elif self._on_nonfinite == "leave out":
+            what = 'a hook cannot be combined with on_nonfinite="leave out", which needs weights'
         elif self._quantization is not None:
             what = "a hook cannot be combined with quantization=: pass the options to bucket.average in the hook"
         if what:
@@ -369,6 +404,8 @@ class DDP(TrainingLoop):
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
+        if scaler is not None and self._on_nonfinite is not None:
+            raise ValueError("a GradScaler skips steps that are not finite by itself: leave out on_nonfinite=")
         weight = self._valid_weight(weight, "DDP.step")
         if (step := self._synchronized) is not None and step.rejoined:
             self._clear()
@@ -381,7 +418,10 @@ class DDP(TrainingLoop):
             assert step is not None
             step.world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
             self._commit(step)
-            self._optimize(scaler)
+            if self._is_left_out:
+                self._has_stepped = False
+            else:
+                self._optimize(scaler)
             self._clear()
             self._state.revision += 1
             if (self.revision % self._admit_every == 0 or step.is_short) and step.must_admit():
@@ -405,16 +445,17 @@ class DDP(TrainingLoop):
             super().close()
 
     def _snapshot(self) -> Snapshot:
-        parameters = dict(self.module.named_parameters())
+        parameters = named_parameters(self.module)
         buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
         state |= {"shared": self._replicated.state_dict(), "optimizer class": class_of(self._optimizer)}
         late = {name for name, *_ in self._held.late()}
         held = {name: each for name, each in optimizer_tensors(self._optimizer).items() if name not in late}
-        return Snapshot(self.revision, state, layout_of({**parameters, **buffers, **held}))
+        layout = layout_of({**parameters, **buffers, **held})
+        return Snapshot(self.revision, state, layout, unnamed=without_state_dict(self.module))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        parameters = dict(self.module.named_parameters())
+        parameters = named_parameters(self.module)
         require_like(parameters, state["parameters"])
         require_like(buffers_of(self.module), state["buffers"])
         with self._replicated.taking_up(state.get("shared", {})):
@@ -466,6 +507,13 @@ class DDP(TrainingLoop):
         with step.waiting():
             step.begin()
             what = self._refusals.own() if what is None else what
+            if self._on_nonfinite == "leave out" and weight is None:
+                weight = 1.0
+            is_finite = self._on_nonfinite is None or self._replicated.buffers.is_finite()
+            if what == FINE and not (is_finite and (self._on_nonfinite is None or self._gradients.are_finite())):
+                what = NONFINITE, 0, 0
+                self._replicated.buffers.show()
+                weight = weight if weight is None else 0.0
             self._gradients.launch_rest(weight, self.revision)
             number = math.nan if weight is None else weight
             hook = name_of(self._gradients.comm_hook)
@@ -474,6 +522,8 @@ class DDP(TrainingLoop):
             averages = self._gradients.land()
             refusals, cost = exchange.wait()
             step.land()
+            nonfinite = [each.peer for each in refusals if each.what[0] == NONFINITE]
+            refusals = [each for each in refusals if each.what[0] != NONFINITE]
             without = [peer for peer, number in exchange.numbers.items() if math.isnan(number)]
             if not refusals and 0 < len(without) < len(exchange.numbers):
                 own = own_number(self._communicator)
@@ -483,7 +533,20 @@ class DDP(TrainingLoop):
                 self._scalers.forget()
                 self._replicated.discard()
                 return refusals
-            averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
+            if nonfinite:
+                is_skipped = self._on_nonfinite != "leave out" or len(nonfinite) == len(exchange.numbers)
+                text = nonfinite_text(self._communicator, nonfinite, "a gradient or buffer", is_skipped)
+                if self._on_nonfinite == "raise":
+                    self._clear()
+                    self._replicated.discard()
+                    raise PCCLError(Result.INVALID_USAGE, "DDP.step", f"{text}, and all gradients are cleared")
+                logger.warning("revision %d: %s", self.revision, text)
+                self._is_left_out = is_skipped
+            if self._is_left_out:
+                for bucket in self._buckets:
+                    bucket.keep_none()
+            else:
+                averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
             self._gradients.give()
         step.outcomes = [*averages, cost, *step.outcomes]
         self._synchronized = step
@@ -514,6 +577,7 @@ class DDP(TrainingLoop):
 
     def _clear(self) -> None:
         self._synchronized = None
+        self._is_left_out = False
         self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:

@@ -36,8 +36,9 @@ from pccl.training.spsa.grid import Grid, tensors_of
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Snapshot
+from pccl.training.state.replica import replica_of
 from pccl.training.state.replicated_state import ReplicatedState, Stateful, frozen_parameters
-from pccl.training.state.torch_state import assign, buffers_of, require_like
+from pccl.training.state.torch_state import assign, buffers_of, require_like, without_state_dict
 from pccl.training.step import StepReport, TrainingLoop
 
 SIGN = 0x80
@@ -430,10 +431,13 @@ class SPSA(TrainingLoop):
 
     def _snapshot(self) -> Snapshot:
         self._grid.require_home()
-        tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+        shapes = replica_of(self._model).shapes
+        tensors = {name: tensor.numpy().reshape(shapes[name]) for name, tensor in self._tensors.items()}
         state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
         state["shared"] = self._replicated.state_dict()
-        return Snapshot(self.revision, state, self._layout, repr(self._options))
+        return Snapshot(
+            self.revision, state, self._layout, repr(self._options), unnamed=without_state_dict(self._model)
+        )
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
@@ -441,7 +445,7 @@ class SPSA(TrainingLoop):
         with self._replicated.taking_up(state.get("shared", {})):
             assign(buffers, state.get("buffers", buffers))
             for name, tensor in self._tensors.items():
-                tensor.assign(state["parameters"][name])
+                tensor.assign(state["parameters"][name].reshape(-1))
             self._grid.exponents[...] = state["exponents"]
         self._state.revision = revision
         self._recent.clear()

@@ -1,11 +1,12 @@
 """Checkpoints: `save` and `load` for all training classes, in one format.
 
 A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own. Each rank of a site writes one,
-`step-000000123.rank-00002-of-00004.safetensors`. The file holds tensors by name, everything else as encoded by
-`pccl.training.state.codec`, and metadata: class, model, revision, history (see `pccl.training.group.membership`), and
-the name of the save, the same on all ranks of a site. For a background save, `save` copies the tensors and a non-daemon
-thread writes the file. Files of another history are never deleted: `keep` does not count them, and one that has the new
-file's name is renamed.
+`step-000000123.rank-00002-of-00004.safetensors`. The model's tensors have their names in `state_dict()`, so that any
+tool can read them. The names of all other tensors begin with `pccl/`: those of the optimizer, and one that holds
+everything else as encoded by `pccl.training.state.codec`. The metadata has class, model, revision, history (see
+`pccl.training.group.membership`), and a name of the save that is the same on all ranks of a site. For a background
+save, `save` copies the tensors and a non-daemon thread writes the file. Files of another history are never deleted:
+`keep` does not count them, and one that has the new file's name is renamed.
 
 The ranks of a site gather the revisions and saves that each holds, and load the newest save that all hold. If there is
 none, or the file of any rank is damaged, all ranks fail before any state changes.
@@ -21,7 +22,7 @@ import sys
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
+from pccl.training.state.replica import plain_name
 from pccl.training.state.replicated_state import ReplicatedState
 from pccl.training.state.tensor_file import (
     CheckpointError,
@@ -47,9 +49,12 @@ from pccl.training.state.tensor_file import (
     tensor_of,
 )
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "pccl"
 REST = "rest"
+OURS = "pccl/"
+"""The prefix of tensors that are not in the model's `state_dict()`. Up to format 2, all names were paths."""
+MODEL = ("parameters", "buffers")
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 SUFFIX = ".safetensors"
 
@@ -69,6 +74,8 @@ class Snapshot:
     layout: str
     options: str = ""
     history: int = 0
+    unnamed: Collection[str] = ()
+    """The names of buffers that are not in the model's `state_dict()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +170,8 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
         raise CheckpointError(
             f"{path} belongs to rank {manifest['rank']} of {manifest['size']}; this is rank {rank} of {size}"
         )
-    entries = dict(contents.entries)
+    names = manifest.get("names", {})
+    entries = {names.get(name, name.removeprefix(OURS)): entry for name, entry in contents.entries.items()}
     try:
         rest = entries.pop(REST).data.tobytes()
         of_torch = set(manifest["torch"])
@@ -171,8 +179,12 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
         for name, (place, shape, stride) in manifest["shards"].items():
             tensors[name] = shard(tensors[name], Shard(place, tuple(shape), tuple(stride)))
         state = codec.decode(rest, tensors)
-        snapshot = Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
-        return manifest["class"], replace(snapshot, history=int(manifest.get("history", 0)))
+        for part in (*MODEL, "common buffers"):
+            if isinstance(state.get(part), dict):
+                state[part] = {plain_name(name): value for name, value in state[part].items()}
+        layout = plain_name(manifest["layout"])
+        history = int(manifest.get("history", 0))
+        return manifest["class"], Snapshot(manifest["revision"], state, layout, manifest["options"], history)
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; if it holds torch tensors, import torch") from error
 
@@ -281,6 +293,7 @@ class Checkpoints:
         self, snapshot: Snapshot, save: str, to_entries: Callable[[Mapping[str, Any]], dict[str, Entry]]
     ) -> Contents:
         data, tensors, shards = encode(snapshot.state)
+        names = {path: _name(path, snapshot.unnamed) for path in tensors}
         rest = Entry("U8", (len(data),), np.frombuffer(data, np.uint8))
         manifest = {
             "format": FORMAT,
@@ -295,8 +308,17 @@ class Checkpoints:
             "history": snapshot.history,
             "torch": [name for name, tensor in tensors.items() if not isinstance(tensor, np.ndarray)],
             "shards": {name: [each.place, each.shape, each.stride] for name, each in shards.items()},
+            "names": {name: path for path, name in names.items() if not name.startswith(OURS)},
         }
-        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(tensors)})
+        entries = {names[path]: entry for path, entry in to_entries(tensors).items()}
+        return Contents({MANIFEST: json.dumps(manifest)}, {OURS + REST: rest, **entries})
+
+
+def _name(path: str, unnamed: Collection[str]) -> str:
+    """Return the name in a file of the tensor at this path of the state."""
+    part, _, name = path.partition("/")
+    is_models = part in MODEL and name and name not in unnamed and not name.startswith(OURS)
+    return name if is_models else OURS + path
 
 
 def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
@@ -334,6 +356,11 @@ class Checkpointed(ABC):
     def revision(self) -> int:
         """The number of steps of the whole run; for DiLoCo, of outer updates."""
         return self._state.revision
+
+    @property
+    def rank(self) -> int:
+        """`Communicator.rank`, which changes with the membership. Exactly one peer has rank 0 between two steps."""
+        return self._communicator.rank
 
     def digest(self) -> str:
         """Return the hexadecimal BLAKE3 digest of the replicated state, the same on all peers after every step."""

@@ -261,6 +261,19 @@ def test_founders_get_requested_places() -> None:
     assert rig.master.state.groups[0].ring == [2, 3, 1]
 
 
+def test_newcomers_get_requested_places_while_the_ring_has_their_order() -> None:
+    rig = Rig(options=MasterOptions(founders=2))
+    for place in (3, 1):
+        rig.hello(place=place)
+    assert rig.master.state.groups[0].ring == [2, 1]
+    third, fourth = rig.hello(place=2), rig.hello(place=0)
+    rig.update()
+    assert rig.master.state.groups[0].ring == [fourth, 2, third, 1]
+    fifth = rig.hello(place=2)
+    rig.update()
+    assert rig.master.state.groups[0].ring[-1] == fifth, "two peers request this place"
+
+
 def test_founders_without_places_are_ordered_by_number() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     for place in (2, -1, 1):

@@ -16,7 +16,7 @@ from pccl.training import SPSA, AsyncDiLoCo, CheckpointError, DiLoCo, ElasticSam
 from pccl.training.state import checkpoint, tensor_file
 from pccl.training.state.tensor_file import Contents, Entry
 from tests.training.peers import Peer
-from tests.training.state.saved import NOWHERE, at, names, new, steps
+from tests.training.state.saved import NOWHERE, at, names, new, steps, write_format_2
 
 # One file.
 
@@ -90,10 +90,24 @@ def test_the_safetensors_library_reads_it(tmp_path: Path) -> None:
     diloco = at(4)
     diloco.save(tmp_path)
     path = tmp_path / steps(4)[0]
-    np.testing.assert_array_equal(library.load_file(path)["parameters"], diloco.outer_parameters)
+    tensors = library.load_file(path)
+    for name, array in diloco._model.items():
+        np.testing.assert_array_equal(tensors[name], array)
+    assert {name for name in tensors if not name.startswith("pccl/")} == diloco._model.keys()
     with library.safe_open(path, "np") as file:
         manifest = json.loads(file.metadata()["pccl"])
     assert (manifest["revision"], manifest["class"], manifest["version"]) == (4, "DiLoCo", pccl.__version__)
+
+
+def test_files_with_flat_parameters_still_load(tmp_path: Path) -> None:
+    """Format 2 named tensors after their paths, and DiLoCo saved its parameters as one vector."""
+    diloco = at(4)
+    state = {**diloco._snapshot().state, "parameters": diloco._parameters}
+    path = tmp_path / steps(4)[0]
+    write_format_2(path, "DiLoCo", 4, state, diloco._replica.layout)
+    again = new()
+    assert again.load(tmp_path)
+    assert (again.revision, again.digest()) == (4, diloco.digest())
 
 
 def test_damage_anywhere_is_found(tmp_path: Path) -> None:
