@@ -157,6 +157,6 @@ def test_training_is_imported_on_first_use() -> None:
 
 
 def test_report_of_a_step_is_short() -> None:
-    step = OuterStep(16, 3, True, 1, 14_640_000, 14_640, 0, 0, 0.003946159999941301, True)
+    step = OuterStep(16, 3, True, False, 1, 14_640_000, 14_640, 0, 0, 0.003946159999941301, True)
     assert str(step) == "step 16: 3 peers, 14.6 MB sent, waited 0.00395 s, 1 aborted, admitted newcomers, skipped"
     assert "world_size=3" in repr(step)
