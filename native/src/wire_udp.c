@@ -25,6 +25,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef UDP_SEGMENT
@@ -72,7 +73,7 @@ typedef struct {
     struct iovec in_iov[IN_BATCH];
     union {
         size_t align;
-        uint8_t bytes[CMSG_SPACE(sizeof(int))];
+        uint8_t bytes[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(struct timespec))];
     } in_control[IN_BATCH];
     uint8_t *in;
 } udp_wire;
@@ -294,6 +295,15 @@ static int udp_input(udp_wire *udp, const uint8_t *at, size_t bytes, size_t each
     return 0;
 }
 
+/* For how long a datagram has waited in the socket. */
+static int64_t udp_waited_ns(const struct timespec *real, const uint8_t *stamp)
+{
+    struct timespec came;
+    memcpy(&came, stamp, sizeof came);
+    int64_t ns = (int64_t)(real->tv_sec - came.tv_sec) * NS_PER_S + (real->tv_nsec - came.tv_nsec);
+    return ns > 0 && ns < NS_PER_S ? ns : 0;
+}
+
 /* Returns how many messages have come, or -1: the other end has broken a rule. */
 static int udp_receive(udp_wire *udp)
 {
@@ -313,15 +323,22 @@ static int udp_receive(udp_wire *udp)
     while (count < 0 && errno == EINTR);
     if (count < 0)
         return 0; /* nothing there; or word that a datagram of ours was refused, which silence tells as well */
+    struct timespec real;
+    clock_gettime(CLOCK_REALTIME, &real);
     int64_t now_ns = pccl_now_ns();
     for (int i = 0; i < count; i++) {
         size_t bytes = udp->messages[i].msg_len;
         int each_bytes = (int)bytes;
         struct msghdr *message = &udp->messages[i].msg_hdr;
-        for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c))
+        int64_t waited_ns = 0;
+        for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c)) {
             if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO)
                 memcpy(&each_bytes, CMSG_DATA(c), sizeof each_bytes);
-        if (each_bytes > 0 && udp_input(udp, udp->in_iov[i].iov_base, bytes, (size_t)each_bytes, now_ns) != 0)
+            else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SO_TIMESTAMPNS)
+                waited_ns = udp_waited_ns(&real, CMSG_DATA(c));
+        }
+        if (each_bytes > 0 &&
+            udp_input(udp, udp->in_iov[i].iov_base, bytes, (size_t)each_bytes, now_ns - waited_ns) != 0)
             return -1;
     }
     return count;
@@ -413,6 +430,7 @@ static int udp_prepare(int fd, uint8_t *joins)
     (void)setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &probe, sizeof probe);
     (void)setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &probe, sizeof probe);
     (void)setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on);
+    (void)setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on); /* since this process may run late */
     int none = 0;
     *joins = setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &none, sizeof none) == 0;
     return 0;

@@ -125,6 +125,19 @@ static double cpu_s(void)
            ((double)usage.ru_utime.tv_usec + (double)usage.ru_stime.tv_usec) / 1e6;
 }
 
+/* Datagrams that this host has dropped since they found the socket's buffer full. */
+static long overflows(void)
+{
+    char line[512];
+    long seen = 0;
+    FILE *file = fopen("/proc/self/net/snmp", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        (void)sscanf(line, "Udp: %*d %*d %*d %*d %ld", &seen);
+    if (file != NULL)
+        fclose(file);
+    return seen;
+}
+
 /* Until all has been received; or for so long. */
 static void turn(pccl_poller *poller, end *ends, int count, uint64_t received, int64_t until_ns)
 {
@@ -203,7 +216,7 @@ int main(int argc, char **argv)
                     (double)(ends[i].received - before[i]) * 8e-6 / s, limits.delivered, limits.resent,
                     (double)limits.round_trip_us / 1e3, (double)limits.round_trip_us_min / 1e3);
             }
-            printf("\n");
+            printf("; %ld overflows\n", overflows());
             fflush(stdout);
         }
         turn(poller, ends, count, UINT64_MAX, pccl_now_ns() + (int64_t)(op < ops / 2 ? pause_ms : 0) * 1000000);
