@@ -14,7 +14,7 @@ enum {
 
     CYCLE_PARTS = 8,
     FULL_ROUNDS = 3,
-    FIRST_WINDOW_PACKETS = 32,
+    FIRST_WINDOW_PACKETS = 128, /* less than 16 TCP connections have together */
     LEAST_WINDOW_PACKETS = 4,
     QUANTUM_PACKETS = 24, /* beyond the product, for acknowledgements that come in batches */
     FIRST_ROUND_TRIP_US = 100000,
@@ -31,7 +31,6 @@ void pccl_bbr_init(pccl_bbr *bbr, uint64_t packet_bytes, int64_t now_us)
     bbr->packet_bytes = packet_bytes;
     bbr->window_bytes = FIRST_WINDOW_PACKETS * packet_bytes;
     bbr->round_trip_seen_us = now_us;
-    bbr->round_queue_us = -1;
 }
 
 static uint64_t bbr_product(const pccl_bbr *bbr) { return bbr->rate * (uint64_t)bbr->round_trip_us / 1000000; }
@@ -100,28 +99,27 @@ static void bbr_begin_probe_rate(pccl_bbr *bbr, int64_t now_us)
 
 static void bbr_note_queue(pccl_bbr *bbr, int64_t queue_us)
 {
-    if (queue_us >= 0 && (bbr->round_queue_us < 0 || queue_us < bbr->round_queue_us))
-        bbr->round_queue_us = queue_us;
+    if (queue_us < 0)
+        return;
+    bbr->round_acks++;
+    bbr->round_queued_acks += queue_us > QUEUE_US_MIN && queue_us > bbr->round_trip_us / 8;
 }
 
 /* A round trip of startup has ended. */
 static void bbr_look_at_startup(pccl_bbr *bbr, const pccl_bbr_sample *sample)
 {
-    int64_t queue_us = bbr->round_queue_us;
-    bbr->round_queue_us = -1;
-    if (sample->is_app_limited)
-        return;
-    if (queue_us > QUEUE_US_MIN && queue_us > bbr->round_trip_us / 8) {
-        bbr->full_rounds = FULL_ROUNDS;
-        bbr->phase = PCCL_BBR_DRAIN;
-        return;
-    }
+    int has_queued = bbr->round_queued_acks * 2 > bbr->round_acks;
+    bbr->round_acks = bbr->round_queued_acks = 0;
     if (bbr->rate >= percent(bbr->full_rate, FULL_GROWTH)) {
         bbr->full_rate = bbr->rate;
         bbr->full_rounds = 0;
-    } else if (++bbr->full_rounds >= FULL_ROUNDS) {
-        bbr->phase = PCCL_BBR_DRAIN;
+    } else if (has_queued) {
+        bbr->full_rounds = FULL_ROUNDS;
+    } else if (!sample->is_app_limited) {
+        bbr->full_rounds++;
     }
+    if (bbr->full_rounds >= FULL_ROUNDS)
+        bbr->phase = PCCL_BBR_DRAIN;
 }
 
 static void bbr_look_at_cycle(pccl_bbr *bbr, const pccl_bbr_sample *sample)

@@ -6,7 +6,7 @@
  * changes neither, so a lossy path carries what it can.
  *
  *     startup     the pace doubles the rate once per round trip, until three round trips have brought less than a
- *                 quarter more, or all packets of one have waited in a queue
+ *                 quarter more, or one has in which most packets waited in a queue
  *     drain       the queue that startup has built is emptied
  *     probe rate  one least round trip at 5/4 of the rate, one at 3/4, six at the rate
  *     probe time  half of the product in flight for a moment, if no packet has seen the least round trip for a while,
@@ -49,7 +49,8 @@ typedef struct {
 
     uint64_t full_rate; /* in startup: the rate to be exceeded by a quarter */
     unsigned full_rounds; /* that did not */
-    int64_t round_queue_us; /* in startup: the least of the round trip; -1: none */
+    unsigned round_acks; /* in startup: of this round trip */
+    unsigned round_queued_acks; /* of these, for packets that had waited in a queue */
 
     unsigned cycle_at; /* which part of "probe rate" */
     int64_t cycle_began_us;
