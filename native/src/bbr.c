@@ -8,7 +8,11 @@ enum {
     /* Gains in percent. */
     STARTUP_GAIN = 277, /* 4 ln 2: doubles the rate per round trip */
     DRAIN_GAIN = 50,
-    WINDOW_GAIN = 200,
+    PROBE_GAIN = 112,
+    AFTER_PROBE_GAIN = 88,
+    PROBE_GROWTH = 105,
+    WINDOW_GAIN = 175, /* with 200 a CUBIC flow on the same path gets a sixth, with this a third */
+    STARTUP_WINDOW_GAIN = 200,
     MARGIN = 99, /* of the pace, so that a queue shrinks in the long run */
     FULL_GROWTH = 125,
 
@@ -41,7 +45,7 @@ static uint64_t bbr_pace_gain(const pccl_bbr *bbr)
     case PCCL_BBR_STARTUP: return STARTUP_GAIN;
     case PCCL_BBR_DRAIN: return DRAIN_GAIN;
     case PCCL_BBR_PROBE_TIME: return 100;
-    default: return bbr->cycle_at == 0 ? 125 : bbr->cycle_at == 1 ? 75 : 100;
+    default: return bbr->cycle_at == 0 ? PROBE_GAIN : bbr->cycle_at == 1 ? AFTER_PROBE_GAIN : 100;
     }
 }
 
@@ -97,12 +101,17 @@ static void bbr_begin_probe_rate(pccl_bbr *bbr, int64_t now_us)
     bbr->cycle_began_us = now_us;
 }
 
+static int bbr_has_queued(const pccl_bbr *bbr, int64_t queue_us)
+{
+    return queue_us > QUEUE_US_MIN && queue_us > bbr->round_trip_us / 8;
+}
+
 static void bbr_note_queue(pccl_bbr *bbr, int64_t queue_us)
 {
     if (queue_us < 0)
         return;
     bbr->round_acks++;
-    bbr->round_queued_acks += queue_us > QUEUE_US_MIN && queue_us > bbr->round_trip_us / 8;
+    bbr->round_queued_acks += bbr_has_queued(bbr, queue_us) != 0;
 }
 
 /* A round trip of startup has ended. */
@@ -124,18 +133,26 @@ static void bbr_look_at_startup(pccl_bbr *bbr, const pccl_bbr_sample *sample)
 
 static void bbr_look_at_cycle(pccl_bbr *bbr, const pccl_bbr_sample *sample)
 {
-    int has_lasted = sample->now_us - bbr->cycle_began_us >= bbr->round_trip_us;
+    int64_t us = sample->now_us - bbr->cycle_began_us;
     uint64_t product = bbr_product(bbr);
-    if (bbr->cycle_at == 0)
-        has_lasted &= sample->is_app_limited || sample->in_flight_bytes >= percent(product, 110);
-    else if (bbr->cycle_at == 1)
+    int has_lasted = us >= bbr->round_trip_us;
+    if (bbr->cycle_at == 0) {
+        /* The first answers to a higher pace come after a round trip. */
+        has_lasted = us >= 2 * bbr->round_trip_us || (has_lasted && bbr_has_queued(bbr, sample->queue_us));
+        if (has_lasted && bbr->rate >= percent(bbr->cycle_rate, PROBE_GROWTH) &&
+            !bbr_has_queued(bbr, sample->queue_us)) {
+            bbr->cycle_rate = bbr->rate;
+            bbr->cycle_began_us = sample->now_us - bbr->round_trip_us;
+            return;
+        }
+    } else if (bbr->cycle_at == 1) {
         has_lasted |= sample->in_flight_bytes <= product;
-    /* A probe that no acknowledgement answers for two round trips has shown all that it can. */
-    has_lasted |= sample->now_us - bbr->cycle_began_us >= 2 * bbr->round_trip_us;
+    }
     if (!has_lasted)
         return;
     bbr->cycle_at = (bbr->cycle_at + 1) % CYCLE_PARTS;
     bbr->cycle_began_us = sample->now_us;
+    bbr->cycle_rate = bbr->rate;
 }
 
 static void bbr_learn_round_trip(pccl_bbr *bbr, const pccl_bbr_sample *sample)
@@ -178,7 +195,9 @@ static void bbr_learn_round_trip(pccl_bbr *bbr, const pccl_bbr_sample *sample)
 static void bbr_set_window(pccl_bbr *bbr, const pccl_bbr_sample *sample)
 {
     uint64_t least = LEAST_WINDOW_PACKETS * bbr->packet_bytes;
-    uint64_t target = percent(bbr_product(bbr), WINDOW_GAIN) + QUANTUM_PACKETS * bbr->packet_bytes;
+    int is_starting = bbr->full_rounds < FULL_ROUNDS;
+    uint64_t target = percent(bbr_product(bbr), is_starting ? STARTUP_WINDOW_GAIN : WINDOW_GAIN) +
+                      QUANTUM_PACKETS * bbr->packet_bytes;
     if (bbr->phase == PCCL_BBR_PROBE_TIME) {
         bbr->window_bytes = pccl_max_u64(least, pccl_min_u64(bbr->window_bytes, bbr_product(bbr) / 2));
         return;
@@ -189,11 +208,9 @@ static void bbr_set_window(pccl_bbr *bbr, const pccl_bbr_sample *sample)
         bbr->kept_window_bytes = 0;
     }
     bbr->window_bytes += sample->acked_bytes;
-    if (bbr->full_rounds >= FULL_ROUNDS)
-        bbr->window_bytes = pccl_min_u64(bbr->window_bytes, target);
-    else
-        bbr->window_bytes =
-            pccl_min_u64(bbr->window_bytes, pccl_max_u64(target, FIRST_WINDOW_PACKETS * bbr->packet_bytes));
+    if (is_starting)
+        target = pccl_max_u64(target, FIRST_WINDOW_PACKETS * bbr->packet_bytes);
+    bbr->window_bytes = pccl_min_u64(bbr->window_bytes, target);
     bbr->window_bytes = pccl_max_u64(bbr->window_bytes, least);
 }
 

@@ -8,7 +8,8 @@
  *     startup     the pace doubles the rate once per round trip, until three round trips have brought less than a
  *                 quarter more, or one has in which most packets waited in a queue
  *     drain       the queue that startup has built is emptied
- *     probe rate  one least round trip at 5/4 of the rate, one at 3/4, six at the rate
+ *     probe rate  up to two round trips, and more while that brings more, at 9/8 of the rate; one at 7/8; six at the
+ *                 rate. Packets that wait in a queue end the first part
  *     probe time  half of the product in flight for a moment, if no packet has seen the least round trip for a while,
  *                 so that queues of this and other flows empty. A flow that pauses has the same effect and needs none
  *
@@ -54,6 +55,7 @@ typedef struct {
 
     unsigned cycle_at; /* which part of "probe rate" */
     int64_t cycle_began_us;
+    uint64_t cycle_rate; /* at that time */
     int64_t probe_time_end_us; /* 0: the queue is not empty yet */
     uint64_t probe_time_round_bytes;
 
