@@ -1,5 +1,5 @@
-/* siphash.h: short keyed hashes (Aumasson and Bernstein, 2012). Who does not know the key cannot choose what is hashed
- * so that hashes collide, nor tell the hash of anything. */
+/* siphash.h: short keyed hashes (Aumasson and Bernstein, 2012). Without the key it is not feasible to find inputs that
+ * collide, nor the hash of an input. */
 #ifndef PCCL_SIPHASH_H
 #define PCCL_SIPHASH_H
 

@@ -125,7 +125,7 @@ struct pccl_udp_stream {
     ring in;
     uint64_t read_offset;
     uint64_t in_order_offset;
-    uint64_t told_limit_offset;
+    uint64_t advertised_offset;
     unsigned gaps_count;
     range gaps[GAPS_MAX]; /* have arrived beyond in_order_offset, in order */
     unsigned arrived_count;
@@ -182,9 +182,9 @@ pccl_udp_stream *pccl_udp_stream_create(const uint8_t secret[PCCL_UDP_SECRET_BYT
         return NULL;
     for (int i = 0; i < 2; i++) {
         uint64_t dialers = pccl_get_u64(secret + 8 * i);
-        uint64_t others = pccl_get_u64(secret + 16 + 8 * i);
-        s->key_out[i] = is_dialer ? dialers : others;
-        s->key_in[i] = is_dialer ? others : dialers;
+        uint64_t acceptors = pccl_get_u64(secret + 16 + 8 * i);
+        s->key_out[i] = is_dialer ? dialers : acceptors;
+        s->key_in[i] = is_dialer ? acceptors : dialers;
     }
     s->out.size = s->in.size = RING_BYTES_MIN;
     s->out.at = malloc(s->out.size);
@@ -198,7 +198,7 @@ pccl_udp_stream *pccl_udp_stream_create(const uint8_t secret[PCCL_UDP_SECRET_BYT
     }
     s->datagram_bytes = PCCL_UDP_DATAGRAM_BYTES_MIN;
     pccl_bbr_init(&s->bbr, PCCL_UDP_DATAGRAM_BYTES_MAX + IP_BYTES, now_ns / 1000);
-    s->limit_offset = s->told_limit_offset = PCCL_UDP_BUFFER_BYTES_MAX;
+    s->limit_offset = s->advertised_offset = PCCL_UDP_BUFFER_BYTES_MAX;
     s->looked_ns = s->pace_ns = now_ns;
     s->loss_ns = s->ack_ns = NEVER;
     s->offset_us[0] = s->offset_us[1] = INT64_MAX;
@@ -238,7 +238,7 @@ static packet *packet_at(const pccl_udp_stream *s, uint64_t number)
     return &s->packets[number & (s->packets_count - 1)];
 }
 
-/* Has room for one more packet, of bytes that were never sent (`is_new`) or others. Each packet in flight may have to be
+/* Has room for one more packet, of new bytes (`is_new`) or of lost ones. Each packet in flight may have to be
  * sent again, in two parts if the path has come to carry smaller ones only. 0, or -1. */
 static int packets_hold(pccl_udp_stream *s, int is_new)
 {
@@ -586,7 +586,7 @@ static void stream_note_sent(pccl_udp_stream *s, uint64_t begin, size_t bytes)
         s->resends[s->resends_begin & (s->packets_count - 1)].begin = begin + bytes;
 }
 
-/* The oldest bytes in flight, others, or none. */
+/* Lost bytes, the oldest in flight, new ones, or none. */
 static void stream_send_probe(pccl_udp_stream *s, pccl_udp_datagram *d, int64_t now_ns)
 {
     uint64_t begin;
@@ -640,8 +640,8 @@ void pccl_udp_stream_note_too_large(pccl_udp_stream *s, size_t bytes)
 
 static void stream_send_ack(pccl_udp_stream *s, pccl_udp_datagram *d, int64_t now_ns)
 {
-    s->told_limit_offset = s->read_offset + PCCL_UDP_BUFFER_BYTES_MAX;
-    pccl_put_u64(s->ack, s->told_limit_offset);
+    s->advertised_offset = s->read_offset + PCCL_UDP_BUFFER_BYTES_MAX;
+    pccl_put_u64(s->ack, s->advertised_offset);
     pccl_put_u64(s->ack + 8, s->arrived[0].end - 1);
     int64_t delay_us = (now_ns - s->arrived_ns) / 1000;
     pccl_put_u32(s->ack + 16, (uint32_t)(delay_us < 0 ? 0 : delay_us < UINT32_MAX ? delay_us : UINT32_MAX));
@@ -817,7 +817,7 @@ static const char *stream_on_data(
     pccl_udp_stream *s, uint64_t number, uint64_t offset, const uint8_t *payload, size_t bytes, int64_t now_ns)
 {
     uint64_t end = offset + bytes;
-    if (end < offset || end > s->told_limit_offset)
+    if (end < offset || end > s->advertised_offset)
         return "more bytes than there is room for";
     if (bytes > 0 && end > s->in_order_offset) {
         uint64_t begin = pccl_max_u64(offset, s->in_order_offset);
@@ -883,7 +883,7 @@ void pccl_udp_stream_consume(pccl_udp_stream *s, size_t bytes)
 {
     s->read_offset += bytes;
     PCCL_ASSERT(s->read_offset <= s->in_order_offset);
-    if (s->read_offset + PCCL_UDP_BUFFER_BYTES_MAX - s->told_limit_offset >= PCCL_UDP_BUFFER_BYTES_MAX / 4 &&
+    if (s->read_offset + PCCL_UDP_BUFFER_BYTES_MAX - s->advertised_offset >= PCCL_UDP_BUFFER_BYTES_MAX / 4 &&
         s->arrived_count > 0) {
         s->is_ack_due = s->is_ack_urgent = 1;
         s->ack_ns = 0;

@@ -4,16 +4,16 @@
  * Datagrams. Each has a header and a kind:
  *
  *     bytes  0..7    SipHash-2-4 of all that follows, under the sender's key. The two keys of a connection come from a
- *                    secret that its ends exchange over an authenticated connection, so they are its name, too: what
- *                    others send is ignored
+ *                    secret that its ends exchange over an authenticated connection, and which no other connection
+ *                    has. They identify the connection: packets with another hash are ignored
  *     bytes  8..15   the packet's number, from 0, and in the top byte the kind
  *     bytes 16..23   DATA: the stream's offset of the bytes that follow; none, to be acknowledged only
  *                    ACK: the stream's offset up to which all bytes have arrived
  *
  * A packet that is lost is not repeated: its bytes go into a packet with a number of its own, as in QUIC (RFC 9002). So
  * an acknowledgement tells which packet has arrived, and how long its round trip took. ACKs are not acknowledged. They
- * list the latest ACK_RANGES ranges of numbers that have arrived, how far the sender may go, and how many packets have
- * brought nothing new.
+ * list the latest ACK_RANGES ranges of numbers that have arrived, how far the sender may go, and how many packets were
+ * duplicates.
  *
  * Loss. A packet is lost when one sent REORDER_PACKETS later has arrived, or one sent later and a round trip and an
  * eighth have passed. Packets that arrive twice show that this was too hasty, on a path that swaps packets: then time
@@ -52,7 +52,7 @@ typedef struct {
     uint64_t delivered_packets;
     uint64_t delivered_bytes;
     uint64_t lost_packets;
-    uint64_t duplicate_packets; /* of ours, that have brought nothing new to the other end */
+    uint64_t duplicate_packets; /* of ours, that the other end had already */
     uint64_t in_flight_packets;
     uint64_t acked_bytes; /* of the stream */
     uint64_t unacked_bytes; /* of the stream, taken and not acknowledged */
@@ -80,7 +80,8 @@ size_t pccl_udp_stream_write(
 const uint8_t *pccl_udp_stream_peek(const pccl_udp_stream *stream, size_t *bytes);
 void pccl_udp_stream_consume(pccl_udp_stream *stream, size_t bytes);
 
-/* A datagram has come. NULL; or the rule that the other end has broken. Others' are ignored: is_foreign. */
+/* A datagram has arrived, at that time. NULL, or the rule that the other end has broken. A datagram that is not from the
+ * other end is ignored: is_foreign. */
 const char *pccl_udp_stream_input(
     pccl_udp_stream *stream, const uint8_t *datagram, size_t bytes, int64_t now_ns, int *is_foreign);
 
@@ -91,7 +92,7 @@ int pccl_udp_stream_output(pccl_udp_stream *stream, int64_t now_ns, pccl_udp_dat
 /* A datagram of this size is too large for the path. */
 void pccl_udp_stream_note_too_large(pccl_udp_stream *stream, size_t bytes);
 
-/* Returns the datagram that tells the other end that nothing more comes. */
+/* Returns the datagram that ends the stream. It is not repeated if it is lost. */
 pccl_udp_datagram pccl_udp_stream_close(pccl_udp_stream *stream);
 
 /* When to call pccl_udp_stream_output again, at the latest. INT64_MAX: after the next write or input. */

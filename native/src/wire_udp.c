@@ -178,7 +178,7 @@ static int udp_send_each(udp_wire *udp)
     return sendmmsg(udp->socket.fd, udp->messages, (unsigned)count, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Sends what is pending. Nonzero if nothing is any more. */
+/* Sends the pending datagrams. Nonzero if none is left. */
 static int udp_flush(udp_wire *udp)
 {
     udp_gather(udp, udp->pending_first, udp->pending_end);
@@ -322,7 +322,7 @@ static int udp_receive(udp_wire *udp)
         count = recvmmsg(udp->socket.fd, udp->messages, IN_BATCH, MSG_DONTWAIT, NULL);
     while (count < 0 && errno == EINTR);
     if (count < 0)
-        return 0; /* nothing there; or word that a datagram of ours was refused, which silence tells as well */
+        return 0; /* none, or an ICMP error, which has the effect of silence */
     struct timespec real;
     clock_gettime(CLOCK_REALTIME, &real);
     int64_t now_ns = pccl_now_ns();

@@ -165,7 +165,7 @@ static void a_reader_that_stops_stops_the_sender(void)
     CHECK(stats.acked_bytes == PCCL_UDP_BUFFER_BYTES_MAX);
     CHECK(stats.receiver_us > 0 && stats.receiver_us <= stats.busy_us);
     CHECK(path->end[1].broken == NULL);
-    /* The packet that says that there is room again is lost; probes ask again. */
+    /* The packet that advertises room is lost; probes bring another. */
     path->end[1].read_bytes_per_step = SIZE_MAX;
     path->way[1].is_cut = 1;
     path_step(path);
@@ -221,7 +221,7 @@ static size_t first_datagram(datagram_path *path, int end, uint8_t bytes[2048])
     return sizeof d.header + d.payload_bytes;
 }
 
-static void what_strangers_send_is_ignored(void)
+static void packets_without_the_key_are_ignored(void)
 {
     datagram_path *path = path_open(11, 100, 10, 0);
     uint8_t bytes[2048];
@@ -264,7 +264,7 @@ static const char *put_forged(
     return broken;
 }
 
-static void a_peer_that_lies_breaks_the_stream_and_nothing_else(void)
+static void wrong_packets_of_a_peer_break_the_stream_and_nothing_else(void)
 {
     datagram_path *path = path_open(12, 100, 10, 0);
     uint8_t ack[1024];
@@ -332,7 +332,7 @@ static void nonsense_of_a_peer_is_survived(void)
     path_close(path);
 }
 
-static void an_end_is_told(void)
+static void a_close_arrives(void)
 {
     datagram_path *path = path_open(15, 100, 10, 0);
     pccl_udp_datagram d = pccl_udp_stream_close(path->end[0].stream);
@@ -369,11 +369,11 @@ int main(void)
     RUN(a_reader_that_stops_stops_the_sender);
     RUN(the_size_of_datagrams_is_found);
     RUN(a_size_that_the_system_refuses_is_not_used);
-    RUN(what_strangers_send_is_ignored);
-    RUN(a_peer_that_lies_breaks_the_stream_and_nothing_else);
+    RUN(packets_without_the_key_are_ignored);
+    RUN(wrong_packets_of_a_peer_break_the_stream_and_nothing_else);
     RUN(bytes_in_small_pieces_take_bounded_memory);
     RUN(nonsense_of_a_peer_is_survived);
-    RUN(an_end_is_told);
+    RUN(a_close_arrives);
     RUN(a_stream_at_rest_sends_nothing);
     return check_summary();
 }
