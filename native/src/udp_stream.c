@@ -90,6 +90,7 @@ struct pccl_udp_stream {
     range *resends; /* of the stream: lost; a queue of as many */
     uint64_t resends_begin;
     uint64_t resends_end;
+    uint32_t copies; /* of these, to be sent twice: duplicates of which the other end is yet to count */
 
     uint64_t in_flight_bytes;
     uint64_t in_flight_packets;
@@ -238,12 +239,16 @@ static packet *packet_at(const pccl_udp_stream *s, uint64_t number)
     return &s->packets[number & (s->packets_count - 1)];
 }
 
+static uint64_t packets_used(const pccl_udp_stream *s)
+{
+    return s->next_packet - s->first_packet + (s->resends_end - s->resends_begin);
+}
+
 /* Has room for one more packet, of new bytes (`is_new`) or of lost ones. Each packet in flight may have to be
  * sent again, in two parts if the path has come to carry smaller ones only. 0, or -1. */
 static int packets_hold(pccl_udp_stream *s, int is_new)
 {
-    uint64_t used = s->next_packet - s->first_packet + (s->resends_end - s->resends_begin);
-    if (used < (is_new ? s->packets_count / 2 : s->packets_count))
+    if (packets_used(s) < (is_new ? s->packets_count / 2 : s->packets_count))
         return 0;
     size_t count = 2 * s->packets_count;
     if (count > PACKETS_MAX)
@@ -284,6 +289,7 @@ static void packet_send(pccl_udp_stream *s, pccl_udp_datagram *d, uint64_t offse
     if (s->in_flight_packets == 0) {
         s->first_sent_ns = s->delivered_ns = now_ns;
         s->peer_us = 0;
+        s->copies = 0;
         pccl_bbr_note_restart(&s->bbr);
     }
     p->offset = offset;
@@ -305,6 +311,14 @@ static void packet_send(pccl_udp_stream *s, pccl_udp_datagram *d, uint64_t offse
     header_seal(s, d, KIND_DATA, number, offset);
 }
 
+static void resends_add(pccl_udp_stream *s, uint64_t begin, uint64_t end)
+{
+    PCCL_ASSERT(s->resends_end - s->resends_begin < s->packets_count);
+    range *again = &s->resends[s->resends_end++ & (s->packets_count - 1)];
+    again->begin = begin;
+    again->end = end;
+}
+
 static void packet_lose(pccl_udp_stream *s, packet *p)
 {
     p->state = LOST;
@@ -321,10 +335,12 @@ static void packet_lose(pccl_udp_stream *s, packet *p)
     }
     if (p->bytes == 0 || p->offset + p->bytes <= s->acked_offset)
         return;
-    PCCL_ASSERT(s->resends_end - s->resends_begin < s->packets_count);
-    range *again = &s->resends[s->resends_end++ & (s->packets_count - 1)];
-    again->begin = p->offset;
-    again->end = p->offset + p->bytes;
+    resends_add(s, p->offset, p->offset + p->bytes);
+    /* At the end of what there is to send, a second loss would cost one more round trip. */
+    if (s->sent_offset == s->end_offset && packets_used(s) < s->packets_count / 2) {
+        resends_add(s, p->offset, p->offset + p->bytes);
+        s->copies++;
+    }
 }
 
 static void packets_forget(pccl_udp_stream *s)
@@ -428,6 +444,10 @@ static void stream_learn_duplicates(pccl_udp_stream *s, uint32_t duplicates)
         return;
     }
     s->stats.duplicate_packets += more;
+    uint32_t expected = pccl_min_u32(more, s->copies);
+    s->copies -= expected;
+    if (more == expected)
+        return;
     if (s->first_packet >= s->reorder_round) {
         s->reorder_round = s->next_packet;
         s->reorder_steps = s->reorder_steps < REORDER_STEPS_MAX ? s->reorder_steps + 1 : REORDER_STEPS_MAX;

@@ -17,7 +17,8 @@
  *
  * Loss. A packet is lost when one sent REORDER_PACKETS later has arrived, or one sent later and a round trip and an
  * eighth have passed. Packets that arrive twice show that this was too hasty, on a path that swaps packets: then time
- * alone counts, and more of it. Without an answer for a while a probe is sent; after some probes all is taken for lost.
+ * alone counts, and more of it. Where no new bytes are left to be sent, lost ones are sent again twice: a second loss
+ * would cost a round trip more. Without an answer for a while a probe is sent; after some probes all is taken for lost.
  *
  * Congestion control is BBR's (bbr.h). Packets leave in bursts of QUANTUM_US.
  *
