@@ -60,10 +60,9 @@ typedef struct {
     pccl_udp_stream *stream;
     int64_t opened_ns;
     int64_t armed_ns; /* INT64_MAX: the timer is off */
-    size_t viewed_bytes;
     size_t unsent_bytes_max;
     uint8_t is_full; /* the counter is not writable */
-    uint8_t is_dry;
+    uint8_t has_left; /* bytes that the owner has had no room for, and of which no descriptor shows anything */
     uint8_t joins; /* the system cuts datagrams */
     int pending_first; /* of the batch: those that the system has not taken */
     int pending_end;
@@ -251,7 +250,8 @@ static void udp_pump(udp_wire *udp)
     }
     pccl_udp_stats stats;
     pccl_udp_stream_read_stats(udp->stream, &stats);
-    udp_arm(udp, is_stuck ? now_ns + RETRY_NS : pccl_udp_stream_deadline_ns(udp->stream), now_ns);
+    int64_t deadline_ns = is_stuck ? now_ns + RETRY_NS : pccl_udp_stream_deadline_ns(udp->stream);
+    udp_arm(udp, udp->has_left ? now_ns : deadline_ns, now_ns);
     if (udp->is_full && !is_stuck && stats.unsent_bytes <= udp->unsent_bytes_max / 2 &&
         stats.unacked_bytes < PCCL_UDP_BUFFER_BYTES_MAX)
         udp_set_full(udp, 0);
@@ -305,7 +305,7 @@ static int64_t udp_waited_ns(const struct timespec *real, const uint8_t *stamp)
 }
 
 /* Returns how many messages have come, or -1: the other end has broken a rule. */
-static int udp_receive(udp_wire *udp)
+static int udp_take_batch(udp_wire *udp)
 {
     for (int i = 0; i < IN_BATCH; i++) {
         struct msghdr *message = &udp->messages[i].msg_hdr;
@@ -344,34 +344,53 @@ static int udp_receive(udp_wire *udp)
     return count;
 }
 
-static ssize_t udp_view(pccl_wire *wire, const uint8_t **at, int may_read)
+/* Copies bytes that have arrived to where there is room. Returns how many. */
+static size_t udp_copy(udp_wire *udp, const struct iovec *iov, int count, size_t skip)
+{
+    size_t copied_bytes = 0;
+    for (int i = 0; i < count; i++) {
+        size_t at = pccl_min_size(skip, iov[i].iov_len);
+        skip -= at;
+        while (at < iov[i].iov_len) {
+            size_t bytes;
+            const uint8_t *from = pccl_udp_stream_peek(udp->stream, &bytes);
+            bytes = pccl_min_size(bytes, iov[i].iov_len - at);
+            if (bytes == 0)
+                return copied_bytes;
+            memcpy((uint8_t *)iov[i].iov_base + at, from, bytes);
+            pccl_udp_stream_consume(udp->stream, bytes);
+            copied_bytes += bytes;
+            at += bytes;
+        }
+    }
+    return copied_bytes;
+}
+
+static ssize_t udp_receive(pccl_wire *wire, const struct iovec *iov, int count)
 {
     udp_wire *udp = udp_of(wire);
-    pccl_udp_stream_consume(udp->stream, udp->viewed_bytes);
-    udp->viewed_bytes = 0;
-    for (;;) {
-        *at = pccl_udp_stream_peek(udp->stream, &udp->viewed_bytes);
-        if (udp->viewed_bytes > 0)
-            return (ssize_t)udp->viewed_bytes;
-        if (udp->is_dry || !may_read)
-            break;
-        int count = udp_receive(udp);
-        if (count < 0)
-            return -EPROTO;
-        udp->is_dry = count < IN_BATCH;
-        udp_pump(udp);
+    size_t room_bytes = 0;
+    for (int i = 0; i < count; i++)
+        room_bytes += iov[i].iov_len;
+    size_t copied_bytes = udp_copy(udp, iov, count, 0);
+    for (int is_dry = 0; copied_bytes < room_bytes && !is_dry && wire->broken == NULL;) {
+        int taken = udp_take_batch(udp);
+        is_dry = taken < IN_BATCH;
+        copied_bytes += udp_copy(udp, iov, count, copied_bytes);
     }
-    udp->is_dry = 0;
+    size_t left_bytes;
+    (void)pccl_udp_stream_peek(udp->stream, &left_bytes);
+    udp->has_left = left_bytes > 0;
     udp_pump(udp);
+    if (copied_bytes > 0)
+        return (ssize_t)copied_bytes;
     pccl_udp_stats stats;
     pccl_udp_stream_read_stats(udp->stream, &stats);
-    if (stats.has_ended)
+    if (wire->broken == NULL && stats.has_ended)
         return 0;
-    if (!stats.is_open && pccl_now_ns() - udp->opened_ns > OPEN_NS_MAX) {
+    if (wire->broken == NULL && !stats.is_open && pccl_now_ns() - udp->opened_ns > OPEN_NS_MAX)
         wire->broken = "UDP does not get through";
-        return -EPROTO;
-    }
-    return -EAGAIN;
+    return wire->broken != NULL ? -EPROTO : -EAGAIN;
 }
 
 /* What is known of it */
@@ -410,7 +429,7 @@ static const pccl_wire_type udp_type = {
     .want = udp_want,
     .close = udp_close,
     .send = udp_send,
-    .view = udp_view,
+    .receive = udp_receive,
     .bound_unsent = udp_bound_unsent,
     .under_way = udp_under_way,
     .read_limits = udp_read_limits,
