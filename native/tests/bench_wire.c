@@ -160,6 +160,16 @@ static void turn(pccl_poller *poller, end *ends, int count, uint64_t received, i
     }
 }
 
+/* Waits for the other host. Meanwhile wires send again what it lacks. */
+static void meet(pccl_poller *poller, end *ends, int count, int control)
+{
+    uint8_t byte = 0;
+    if (send(control, &byte, 1, MSG_NOSIGNAL) != 1)
+        fail("control");
+    while (recv(control, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN)
+        turn(poller, ends, count, UINT64_MAX, pccl_now_ns() + 1000000);
+}
+
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "udp";
@@ -196,6 +206,7 @@ int main(int argc, char **argv)
     }
     uint64_t received = 0;
     for (int op = 0; op < ops; op++) {
+        meet(poller, ends, count, control);
         int64_t began_ns = pccl_now_ns();
         double began_cpu_s = cpu_s();
         uint64_t before[2] = {ends[0].received, ends[1].received};
