@@ -124,6 +124,50 @@ static void ops_run_over_tcp_where_udp_is_blocked(void)
     has_wrong_secret = 0;
 }
 
+/* What leaves the socket goes to another one from now on, and it gets nothing. */
+static void cut(int fd, int sink)
+{
+    struct sockaddr_in address;
+    socklen_t bytes = sizeof address;
+    if (getsockname(sink, (struct sockaddr *)&address, &bytes) != 0 ||
+        connect(fd, (struct sockaddr *)&address, bytes) != 0)
+        stop_test("connect");
+}
+
+static void frames_on_a_path_that_dies_go_over_tcp(void)
+{
+    world w;
+    pccl_engine_options options = tested_options();
+    options.stall_ms = 1000;
+    char error[128];
+    world_init(&w, 2);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        memset(&w.nodes[rank], 0, sizeof w.nodes[rank]);
+        w.nodes[rank].engine = pccl_engine_create(&options, error, sizeof error);
+        if (w.nodes[rank].engine == NULL)
+            stop_test(error);
+    }
+    world_link(&w, 0, 1, 1);
+    int fds[2];
+    int copies[2];
+    int sinks[2];
+    pair_udp(fds);
+    pair_udp(sinks);
+    for (int i = 0; i < 2; i++)
+        copies[i] = dup(fds[i]);
+    world_add_connection(&w, 0, fds[0], 1, fds[1]);
+    run_ops(&w, 6);
+    for (int i = 0; i < 2; i++)
+        cut(copies[i], sinks[i]);
+    run_ops(&w, 6);
+    check_no_link_lost(&w);
+    for (int i = 0; i < 2; i++) {
+        close(copies[i]);
+        close(sinks[i]);
+    }
+    world_close(&w);
+}
+
 static void a_peer_that_goes_ends_the_link(void)
 {
     world w;
@@ -142,6 +186,7 @@ int main(void)
     RUN(ops_run_over_udp);
     RUN(ops_run_over_udp_beside_tcp);
     RUN(ops_run_over_tcp_where_udp_is_blocked);
+    RUN(frames_on_a_path_that_dies_go_over_tcp);
     RUN(a_peer_that_goes_ends_the_link);
     return check_summary();
 }
