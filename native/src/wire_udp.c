@@ -205,9 +205,10 @@ static int udp_flush(udp_wire *udp)
     return 1;
 }
 
+/* Sets the timer, unless it fires before: then it is set again. */
 static void udp_arm(udp_wire *udp, int64_t ns, int64_t now_ns)
 {
-    if (ns == udp->armed_ns && ns > now_ns)
+    if (ns >= udp->armed_ns && udp->armed_ns > now_ns)
         return;
     struct itimerspec when;
     memset(&when, 0, sizeof when);
