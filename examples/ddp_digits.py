@@ -3,7 +3,7 @@
     pccl launch -n 2 examples/ddp_digits.py
 
 The digits are scikit-learn's own, 1797 images of 8 by 8 pixels that come with the package (pip install
-'pccl-collectives[torch,examples]'). Each peer trains on its own part; every fifth image is kept for validation. `--plot
+'.[torch,examples]'). Each peer trains on its own part; every fifth image is kept for validation. `--plot
 loss.png` plots the losses. Kill a process, and start it again with the command that it prints.
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and this on each, with INDEX counting from 0:

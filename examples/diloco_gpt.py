@@ -6,7 +6,7 @@ Peer 0 prints the table. Kill any process with `kill -9`, and add others during 
 process prints at the start: the rest continue, and newcomers receive the state. With `--quantize 8`, a quarter of the
 bytes is sent. With `--steps-by-speed`, a slow machine takes fewer steps, so that the other peers need not wait for it.
 `--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command then resumes from it.
-`--plot loss.png` plots the losses (pip install 'pccl-collectives[torch,plot]').
+`--plot loss.png` plots the losses (pip install '.[torch,plot]').
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and this on each, with INDEX counting from 0:
 

@@ -10,7 +10,7 @@ sends more than its shard.
 Site 0 prints the table. Kill any process with `kill -9`, a rank or a whole site: the site's other ranks end, too, but
 the other sites continue. Restart the site with the command that it printed at the start: it receives the shards from
 the others. `--quantize 8` sends a quarter of the bytes, `--checkpoint run` keeps the last two steps of each rank and
-resumes from there, `--plot loss.png` plots the losses (pip install 'pccl-collectives[torch,plot]').
+resumes from there, `--plot loss.png` plots the losses (pip install '.[torch,plot]').
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and this on each, with INDEX counting from 0:
 

@@ -6,7 +6,7 @@ There are no backward passes, gradients or optimizer states. In each step, every
 to either side along its own random direction, and sends one byte to the others; from these bytes all peers compute the
 same step. Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run with the printed
 command: the rest continue, and newcomers receive the few bytes of each step that they have missed, and replay it.
-`--plot loss.png` plots the losses (pip install 'pccl-collectives[torch,plot]').
+`--plot loss.png` plots the losses (pip install '.[torch,plot]').
 
 `--directions 4` with one process takes the same steps as four peers, bit for bit. With `--log run`, each peer writes a
 log of all steps to the folder `run`; `--replay run/peer-0.log` replays one without data or a network, and ends with the

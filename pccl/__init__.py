@@ -10,6 +10,8 @@ Names from the reference library that are missing from `__all__` can still be im
 import pccl.runtime.extension  # noqa: F401
 
 # isort: split
+from importlib import import_module as _import_module
+
 from pccl._options import CommunicatorOptions
 from pccl._version import __version__
 from pccl.async_communicator import AsyncCommunicator
@@ -81,3 +83,10 @@ __all__ = [
     "__version__",
 ]
 _configure_logging()
+
+
+def __getattr__(name: str) -> object:
+    """Import `pccl.training` when a program first uses it."""
+    if name == "training":
+        return _import_module("pccl.training")
+    raise AttributeError(f"module 'pccl' has no attribute {name!r}")

@@ -21,7 +21,7 @@ from pccl.devices import torch_cuda
 from pccl.devices.device import Device
 from pccl.errors import invalid
 from pccl.runtime.extension import ffi
-from pccl.types import DataType
+from pccl.types import DataType, ReduceOp
 
 _ADDRESS = ffi.typeof("uintptr_t")
 _numpy_types: dict[np.dtype[Any], DataType] = {}
@@ -97,9 +97,13 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
         operand = known(array)
         if operand is not None:
             return operand
+    is_value = isinstance(array, np.generic | float | int | list | tuple)
+    hint = ": make an array of it with numpy.array" if is_value else ""
+    if isinstance(array, ReduceOp):
+        hint = ": give it as op="
     raise invalid(
         func_name,
-        f"{role} must be a NumPy array, a torch tensor or a jax.Array, not {type(array).__name__}",
+        f"{role} must be a NumPy array, a torch tensor or a jax.Array, not {type(array).__name__}{hint}",
     )
 
 

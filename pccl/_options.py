@@ -43,7 +43,8 @@ class CommunicatorOptions:
     master_timeout: float | None = None
     """Seconds to search for a lost master before failing. Default: PCCL_MASTER_TIMEOUT, else 60."""
     place: int | None = None
-    """The rank that this peer requests. If all of a group's initial peers request ranks, they are sorted by them."""
+    """The rank that this peer requests. Default: PCCL_LAUNCH_INDEX in the environment, which `pccl launch` sets. While
+    all peers of a group request different ranks and are in their order, newcomers are inserted in that order."""
 
 
 def holder_of(
@@ -95,7 +96,10 @@ def holder_of(
         isinstance(rare.site, str) and bool(rare.site) == (site_size > 0),
         f"site {rare.site!r} and site_size {site_size!r}: give both, a name and the number of peers in the site",
     )
-    place = -1 if rare.place is None else integer_argument("place", rare.place, "Communicator", 0, UINT32_MAX)
+    index = os.environ.get("PCCL_LAUNCH_INDEX", "")
+    place = int(index) if index.isdigit() else -1
+    if rare.place is not None:
+        place = integer_argument("place", rare.place, "Communicator", 0, UINT32_MAX)
     secret = security.token(token, "Communicator")
     timeout_s = _timeouts.checked_s(timeout, "Communicator")
     session_options = SessionOptions(
@@ -109,6 +113,7 @@ def holder_of(
         site=rare.site,
         site_size=site_size,
         place=place,
+        run_name=security.run_name(None, "Communicator"),
         name=own_name() if name is None else name,
         token=secret,
         encrypt=security.encryption(encrypt, secret, "Communicator"),

@@ -85,6 +85,14 @@ class SessionErrors:
             raise PCCLError(Result.INTERNAL_ERROR, self._func_name, str(error)) from None
         if isinstance(error, portal.PortalClosedError):
             raise PCCLError(Result.NOT_INITIALIZED, self._func_name, str(error)) from None
+        if isinstance(error, PCCLError):
+            hide_frames(error)
+
+
+def hide_frames(error: PCCLError) -> None:
+    """Leave the frames of pccl's inside out of the traceback, unless they may show a bug."""
+    if error.result is not Result.INTERNAL_ERROR:
+        error.__traceback__ = None
 
 
 class SearchWait(LongWait):

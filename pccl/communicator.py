@@ -14,7 +14,7 @@ from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
 from pccl._options import CommunicatorOptions, holder_of
-from pccl._session_holder import SessionErrors, close_forgotten
+from pccl._session_holder import SessionErrors, close_forgotten, hide_frames
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument, invalid
 from pccl.handle import (
@@ -29,6 +29,7 @@ from pccl.handle import (
     require_outcome,
     wait_all,
 )
+from pccl.protocol.messages import FIGURE_CHARACTERS_MAX
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -134,6 +135,12 @@ class CommunicatorBase:
         return self._inner.view("world_size").world_size
 
     @property
+    def rank(self) -> int:
+        """This peer's position in its group, in [0, world_size). It changes when peers come or go, and in
+        `optimize_topology`. Until a peer is lost, it is the index of a copy that `pccl launch` has started."""
+        return self.membership.rank
+
+    @property
     def membership(self) -> Membership:
         """This peer's rank and the peers by rank, both from the same view."""
         view = self._inner.view("membership")
@@ -149,6 +156,28 @@ class CommunicatorBase:
         """Engine counters: payload bytes, bytes on the wire, bytes of scratch memory, open ops and connections."""
         with SessionErrors("stats"):
             return self._inner.session("stats").stats()
+
+    def report(self, **figures: float) -> None:
+        """Show figures such as `step=10, loss=0.7` in `pccl status`, on the run's page and in `/metrics`.
+
+        A figure stays until it is reported again; `step` also shows the time per step. The training classes of
+        `pccl.training` report their `step` (and SPSA its `loss`). While this peer is in no run, reports are dropped.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if a figure is not a number or its name is longer than 64 characters. At most
+                16 figures are kept.
+        """
+        found = {}
+        for name, value in figures.items():
+            try:
+                found[name] = float(value)
+            except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: a tensor of several elements
+                raise invalid("report", f"{name} must be a number, not {type(value).__name__}") from None
+            if len(name) > FIGURE_CHARACTERS_MAX:
+                raise invalid("report", f"the name {name!r} is longer than {FIGURE_CHARACTERS_MAX} characters")
+        session = self._inner._session
+        if session is not None:
+            session.note_figures(found)
 
     def flight_recorder(self, since_ns: int = 0) -> Recording:
         """Return a recording of this peer's most recent ops and their timing, its links, views and group calls.
@@ -599,7 +628,11 @@ class Communicator(CommunicatorBase):
             raise
         if op.is_given_up or op.result is None:
             require_outcome(session, [op], func_name)
-        return info_of(op, func_name)
+        try:
+            return info_of(op, func_name)
+        except PCCLError as error:
+            hide_frames(error)
+            raise
 
 
 def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:

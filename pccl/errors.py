@@ -7,6 +7,8 @@ from typing import Any
 from pccl._integers import as_int
 from pccl.types import Result
 
+RETURN = "; this communicator can connect() again, and then synchronize its state (docs/failures.md, Coming back)"
+
 
 class PCCLError(Exception):
     """A call that did not succeed. The constructor returns the subclass for the given `Result`.
@@ -32,7 +34,8 @@ class PCCLError(Exception):
 
     def __str__(self) -> str:
         head = f"{self.func_name}: {self.result.name}" if self.func_name else self.result.name
-        return f"{head}: {self.message}" if self.message else head
+        text = f"{head}: {self.message}" if self.message else head
+        return text + RETURN if self.message.startswith("evicted: ") else text
 
 
 class UsageError(PCCLError):

@@ -7,11 +7,12 @@ unless they have committed it. If neither abort nor commit is confirmed within `
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar
 
 import trio
 
@@ -22,6 +23,7 @@ from pccl._collectives import CallOf, CollectiveCall, ReduceOpDescriptor
 from pccl._session_holder import SessionErrors, SessionHolder
 from pccl._timeouts import Timeout
 from pccl.errors import PCCLError, integer_argument, invalid, op_error
+from pccl.protocol.completion import tag_named
 from pccl.protocol.peer.effects import OpResult
 from pccl.protocol.peer.view import alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
@@ -50,6 +52,8 @@ T = TypeVar("T")
 InfoOf = Callable[[PendingOp, str], T]
 """Returns the result of an op that is over, or raises its error on behalf of the named call."""
 P = ParamSpec("P")
+
+logger = logging.getLogger(__name__)
 
 
 # Results.
@@ -113,8 +117,8 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
     """Return the reason that all peers receive if this one gives up an op after waiting for `whom`."""
     who = session.named(session.view.peer) if session.view is not None else "a peer"
     if timeout_s is None:
-        return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
-    text = f"the op with tag {op.tag} waited for {whom or session.whom(op)}"
+        return f"aborted on all peers: {who} gave up the op with {tag_named(op.tag)}"
+    text = f"the op with {tag_named(op.tag)} waited for {whom or session.whom(op)}"
     return f"aborted on all peers: {who} gave up after {timeout_s:g} s: {text}"
 
 
@@ -177,7 +181,8 @@ class Handle(Generic[Info]):
 
     In a trio or asyncio coroutine, `await handle` returns or raises as `result` does. A wait that is cancelled or
     interrupted leaves the op in flight. For arrays on a device, the wait enqueues the copy of the result on the waiting
-    thread's current stream.
+    thread's current stream. If the op fails and the program never looks at the failure, a WARNING is logged when the
+    handle is garbage-collected or, if the op is still in flight then, when it fails.
     """
 
     def __init__(self, op: PendingOp, session: PeerSession, info_of: InfoOf[Info]) -> None:
@@ -188,9 +193,16 @@ class Handle(Generic[Info]):
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         op: PendingOp | None = getattr(self, "_op", None)
-        if op is not None and op.source is not None and not self._was_asked and not op.has_failed:
+        if op is None or self._was_asked:
+            return
+        op.when_over(partial(_log_unseen, op, type(self).__name__))
+        if op.source is not None and not op.has_failed:
             text = f"the op with tag {op.tag} was never waited for, so its result has not been copied to the device"
             warn(text, ResourceWarning, source=self)
+
+    def ignore_failure(self) -> None:
+        """Do not log a WARNING if the op fails and the program never looks at the failure."""
+        self._was_asked = True
 
     def __repr__(self) -> str:
         result = self._op.result
@@ -257,6 +269,7 @@ class Handle(Generic[Info]):
         return self._was_aborted()
 
     def _was_aborted(self) -> bool:
+        self._was_asked = True
         require_outcome(self._session, [self._op], f"{type(self).__name__}.cancel")
         return self._op.has_failed
 
@@ -271,6 +284,34 @@ class Handle(Generic[Info]):
     def _info(self, func_name: str) -> Info:
         self._was_asked = True
         return self._info_of(self._op, func_name)
+
+
+def _log_unseen(op: PendingOp, kind: str, warn: Callable[..., None] = logger.warning) -> None:
+    """Log the failure of an op whose handle was dropped, unless this peer itself has left the run."""
+    result = op.result
+    if result is not None and result.code not in (Result.SUCCESS, Result.NOT_INITIALIZED):
+        text = "the op with tag %d failed, and its %s was dropped without result() or await: %s: %s"
+        warn(text, op.tag, kind, result.code.name, result.reason)
+
+
+class _Failure(tuple[bool, Result, None]):
+    """The tuple that `wait` returns for a failed op. The failure counts as seen once the tuple is looked into."""
+
+    see: Callable[[], None]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.see()
+        return super().__iter__()
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        self.see()
+        return super().__getitem__(index)
+
+    def __eq__(self, other: object) -> bool:
+        self.see()
+        return super().__eq__(other)
+
+    __hash__ = tuple.__hash__
 
 
 @outside_graphs
@@ -293,7 +334,10 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         try:
             return True, Result.SUCCESS, self._info(name)
         except PCCLError as error:
-            return False, error.result, None
+            failure = _Failure((False, error.result, None))
+            failure.see = self.ignore_failure
+            self._was_asked = not self._op.has_failed
+            return failure
 
 
 @outside_graphs
@@ -312,8 +356,8 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
         name = "AsyncCollectiveHandle.wait"
         if not self._op.wait(_timeouts.checked_s(timeout, name)):
             return False
-        self._was_asked = True
         if not self._op.has_failed and not self._op.is_given_up:
+            self._was_asked = True
             delivered(self._op, name)
         return True
 

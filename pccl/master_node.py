@@ -55,6 +55,7 @@ class MasterNode:
             and without `standby_of`, a directory per port under XDG_STATE_HOME.
         start: "auto" continues the recorded run or starts a new one, "new" discards the record, and "resume" waits
             indefinitely for peers from an earlier run.
+        run_name: The run's name. Peers of a run with another name are refused. Default: PCCL_RUN; "" matches any.
         founders: The number of peers that start a run together, in one view.
         daemon: If True, the master stops when the program ends; otherwise the program waits for the master.
     """
@@ -72,6 +73,7 @@ class MasterNode:
         standby_of: str = "",
         state: str | os.PathLike[str] | None = None,
         start: str = "auto",
+        run_name: str | None = None,
         founders: int = 1,
         daemon: bool = False,
     ) -> None:
@@ -89,6 +91,7 @@ class MasterNode:
                 _number("engine_threads", engine_threads, default.engine_threads, 1, ENGINE_THREADS_MAX, True)
             ),
             founders=integer_argument("founders", founders, "MasterNode", 1, MasterOptions.pending_max),
+            run_name=security.run_name(run_name, "MasterNode"),
         )
         try:
             self._host, self._port = addresses.parse(listen_address)

@@ -21,7 +21,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError:
     raise ImportError(
-        "pccl.metrics needs the Prometheus client library: pip install 'pccl-collectives[metrics]'"
+        "pccl.metrics needs the Prometheus client library: pip install '.[metrics]' in a clone of pccl"
     ) from None
 
 COUNTERS = {

@@ -27,7 +27,7 @@ try:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 except ImportError:
-    raise ImportError("pccl.otel needs OpenTelemetry: pip install 'pccl-collectives[otel]'") from None
+    raise ImportError("pccl.otel needs OpenTelemetry: pip install '.[otel]' in a clone of pccl") from None
 
 logger = logging.getLogger("pccl")
 

@@ -1,4 +1,4 @@
-"""Checks of token, encryption and TLS settings, which default to the environment, and warnings if they are missing."""
+"""Checks of run name, token, encryption and TLS settings, which default to the environment, and warnings about them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import warnings
 from typing import Any
 
 from pccl.errors import invalid
+from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
 from pccl.runtime.network import addresses, handshake
 
+RUN_VARIABLE = "PCCL_RUN"
+"""A name for the run. A master refuses peers of a run with another name; a missing name matches any."""
 TOKEN_VARIABLE = "PCCL_TOKEN"
 ENCRYPT_VARIABLE = "PCCL_ENCRYPT"
 """If 1, peers encrypt the traffic between them; if 0, empty or unset, they do not."""
@@ -28,6 +31,15 @@ def token(argument: str | None, func_name: str) -> str:
     if not found.isascii() and found != found.encode(errors="replace").decode():
         raise invalid(func_name, "the token is not valid Unicode text")
     return found.strip()  # files end with a newline
+
+
+def run_name(argument: str | None, func_name: str) -> str:
+    """Return the user's name for the run, or "" if there is none. Raise INVALID_ARGUMENT unless it is printable."""
+    found = os.environ.get(RUN_VARIABLE, "") if argument is None else argument
+    if not isinstance(found, str) or not is_name(found):
+        must = f"must be printable text of at most {NAME_CHARACTERS_MAX} characters"
+        raise invalid(func_name, f"{RUN_VARIABLE if argument is None else 'run_name'} {found!r}: {must}")
+    return found.strip()
 
 
 def encryption(argument: Any, token: str, func_name: str) -> bool:

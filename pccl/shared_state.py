@@ -99,7 +99,8 @@ class SharedState:
             if not hasattr(tensors, "state_dict"):
                 what = f"tensors must be a module or a mapping of names to tensors, not {type(tensors).__name__}"
                 raise invalid("SharedState.from_torch", what)
-            tensors = tensors.state_dict()
+            # torch.compile adds "_orig_mod." to names; other peers may not compile.
+            tensors = {name.replace("_orig_mod.", ""): each for name, each in tensors.state_dict().items()}
         return cls([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
 
     @classmethod

@@ -15,6 +15,7 @@ import trio
 from pccl import security
 from pccl._timeouts import checked_s
 from pccl.errors import PCCLError, invalid
+from pccl.protocol.completion import tag_named as tag_named
 from pccl.protocol.names import label as label
 from pccl.protocol.names import peers_named as peers_named
 from pccl.protocol.status import Course as Course

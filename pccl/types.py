@@ -47,6 +47,9 @@ class Result(IntEnum):
     OUTCOME_UNKNOWN = 14
     """This peer has cancelled an op that the other peers may have committed; `send` is unchanged."""
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class Attribute(Enum):
     """Facts about the installed view that `Communicator.get_attribute` returns."""
@@ -93,8 +96,9 @@ class ReduceAlgorithm(IntEnum):
     RING = 0
     """Neighbours in a ring exchange elements in 2 (W - 1) steps. With quantization, a value is rounded W times."""
     DIRECT = 1
-    """All pairs of peers exchange elements in 2 steps. With quantization, a value is rounded twice. It needs a link
-    between every two peers; groups of up to 16 peers establish these links where the network permits."""
+    """All pairs of peers exchange elements in 2 steps, or in 1 for small all-reduces. With quantization, a value is
+    rounded twice. It needs a link between every two peers; groups of up to 16 peers establish these links where the
+    network permits."""
 
 
 class DistributionHint(Enum):
@@ -115,6 +119,10 @@ class QuantizationAlgorithm(IntEnum):
     """Encode blocks of elements as codes whose range includes 0; zeros stay exact."""
     CAST = 3
     """Send each element as a 16-bit float."""
+    LLOYD_MAX = 4
+    """Encode blocks of elements as one of four levels, the best ones for normally distributed elements (Max, 1960)."""
+    SIGN = 5
+    """Encode blocks of elements as their signs times their mean magnitude."""
 
 
 class SharedStateSyncStrategy(Enum):
@@ -223,7 +231,9 @@ class ReduceOperandDescriptor:
 
 QUANTIZATION_BLOCK_MAX = 65536
 SEED_MAX = 2**64 - 1
-_BLOCK_SIZES = {4: 64, 8: 256, 16: 256}
+_BLOCK_SIZES = {1: 64, 2: 64, 4: 64, 8: 256, 16: 256}
+_LEVEL_BITS = {QuantizationAlgorithm.LLOYD_MAX: 2, QuantizationAlgorithm.SIGN: 1}
+_LEVEL_BLOCK_MAX = 1024
 _CODES = [DataType.UINT8, DataType.INT8, DataType.UINT16, DataType.INT16]
 _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
@@ -235,10 +245,12 @@ class QuantizationOptions:
     The options of an op must be the same on all peers, except for `stochastic` and `seed`.
 
     Args:
-        quantized_datatype: FLOAT16 or BFLOAT16 for CAST; otherwise UINT8, INT8, UINT16 or INT16.
-        algorithm: MIN_MAX, ZERO_POINT_SCALE or CAST; NONE turns quantization off.
-        block_size: The number of elements that share a scale; 0 means 64 for 4-bit codes, else 256. CAST has none.
-        bits: Bits per code. The default is the width of the datatype; 4 is possible with an 8-bit datatype.
+        quantized_datatype: FLOAT16 or BFLOAT16 for CAST; UINT8 for LLOYD_MAX and SIGN; otherwise UINT8, INT8, UINT16 or
+            INT16.
+        algorithm: NONE turns quantization off.
+        block_size: The number of elements that share a scale; 0 means 64 up to 4 bits, else 256. CAST has none.
+        bits: Bits per code: 2 for LLOYD_MAX, 1 for SIGN. The default is the width of the datatype; 4 is possible with
+            an 8-bit datatype.
         stochastic: Round up or down at random, so that errors average out over many ops.
         seed: A number in [0, 2**64) that seeds the random choices.
 
@@ -265,14 +277,19 @@ class QuantizationOptions:
         if self.algorithm is QuantizationAlgorithm.NONE:
             return
         is_cast = self.algorithm is QuantizationAlgorithm.CAST
-        allowed = _CASTS if is_cast else _CODES
+        level_bits = _LEVEL_BITS.get(self.algorithm)
+        allowed = _CASTS if is_cast else _CODES if level_bits is None else _CODES[:1]
         if not isinstance(self.quantized_datatype, DataType) or self.quantized_datatype not in allowed:
             names = ", ".join(d.name for d in allowed)
             given = self.quantized_datatype
             raise ValueError(f"quantized_datatype must be one of {names} for {self.algorithm.name}, not {given!r}")
         width = 8 * self.quantized_datatype.itemsize
-        bits = self.bits or width
-        if bits != width and (bits != 4 or width != 8):
+        bits = self.bits or level_bits or width
+        if level_bits is not None:
+            if bits != level_bits or self.stochastic:
+                name = self.algorithm.name
+                raise ValueError(f"{name} has codes of {level_bits} bits that are rounded to nearest, not {self!r}")
+        elif bits != width and (bits != 4 or width != 8):
             choice = "8 or 4" if width == 8 else str(width)
             raise ValueError(f"bits must be {choice} for {self.quantized_datatype.name}, not {self.bits}")
         object.__setattr__(self, "bits", bits)
@@ -283,6 +300,9 @@ class QuantizationOptions:
         block_size = self.block_size or _BLOCK_SIZES[bits]
         if not 8 <= block_size <= QUANTIZATION_BLOCK_MAX:
             raise ValueError(f"block_size must be from 8 to {QUANTIZATION_BLOCK_MAX} elements, not {block_size}")
+        if level_bits is not None and (block_size % 8 or block_size > _LEVEL_BLOCK_MAX):
+            text = f"block_size must be a multiple of 8 up to {_LEVEL_BLOCK_MAX}, not {block_size}"
+            raise ValueError(f"{text}, for {self.algorithm.name}")
         if bits == 4 and block_size % 2 == 1:
             raise ValueError(f"4-bit codes are packed in pairs, so block_size must be even, not {block_size}")
         object.__setattr__(self, "block_size", block_size)
@@ -296,6 +316,8 @@ class QuantizationOptions:
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             to = self.quantized_datatype.name
             raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller; use MIN_MAX or no quantization")
+        if self.algorithm in _LEVEL_BITS and dtype is not DataType.FLOAT:
+            raise ValueError(f"{self.algorithm.name} encodes FLOAT tensors, not {dtype.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +375,7 @@ class ReduceInfo:
     """The result as a new array, if `send` was a `jax.Array` and `recv` was left out."""
 
     def __repr__(self) -> str:
-        shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
+        shown = f"world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
         array = "" if self.array is None else f", array={_kind_of(self.array)}"
         return f"ReduceInfo({shown}, membership={self.membership!r}{array})"
 

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -44,11 +44,24 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address that refuses connections. Its port is bound, so that no other test gets it."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+def new_port() -> Iterator[Callable[[], int]]:
+    """Ports of 127.0.0.1 that refuse connections until pccl listens there. They are bound: no other test gets them."""
+    with ExitStack() as resources:
+
+        def bind() -> int:
+            held = resources.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            port: int = held.getsockname()[1]
+            return port
+
+        yield bind
+
+
+@pytest.fixture
+def nobody(new_port: Callable[[], int]) -> str:
+    """An address that refuses connections until pccl listens there."""
+    return f"127.0.0.1:{new_port()}"
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """DiLoCo in a Hugging Face Accelerate loop, with gradients accumulated over two batches.
 
-pip install 'pccl-collectives[torch,frameworks]'
+pip install '.[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_accelerate.py
 """
 

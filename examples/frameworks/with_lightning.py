@@ -1,6 +1,6 @@
 """DiLoCo in a Lightning Trainer: only `configure_optimizers` changes, to return a different optimizer.
 
-pip install 'pccl-collectives[torch,frameworks]'
+pip install '.[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_lightning.py
 """
 

@@ -1,6 +1,6 @@
 """DiLoCo in the Hugging Face Trainer, which only needs a different optimizer.
 
-pip install 'pccl-collectives[torch,frameworks]'
+pip install '.[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_transformers.py
 """
 

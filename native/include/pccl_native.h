@@ -86,17 +86,26 @@ enum pccl_quantization {
     PCCL_QUANT_MIN_MAX = 1,
     PCCL_QUANT_ZERO_POINT_SCALE = 2,
     PCCL_QUANT_CAST = 3,
-    PCCL_QUANT_COUNT = 4
+    PCCL_QUANT_LLOYD_MAX = 4, /* float32, codes of 2 bits */
+    PCCL_QUANT_SIGN = 5, /* float32, codes of 1 bit */
+    PCCL_QUANT_COUNT = 6
 };
 
-/* Types of half a byte, which a quantized element may have besides those of enum pccl_dtype. */
-enum pccl_code_type { PCCL_CODE_UINT4 = 64, PCCL_CODE_INT4 = 65 };
+/* Types of less than a byte, which a quantized element may have besides those of enum pccl_dtype. */
+enum pccl_code_type {
+    PCCL_CODE_UINT4 = 64,
+    PCCL_CODE_INT4 = 65,
+    PCCL_CODE_UINT2 = 66,
+    PCCL_CODE_UINT1 = 67,
+    PCCL_CODE_END = 68
+};
 
 enum pccl_rounding { PCCL_ROUND_NEAREST = 0, PCCL_ROUND_STOCHASTIC = 1, PCCL_ROUNDING_COUNT = 2 };
 
 /* The ways that an op's elements travel. RING moves the fewest bytes, over the links of a ring only, in 2(W - 1) steps
  * of one latency each. DIRECT needs links between all ranks and two steps: every rank sends each other rank its share
- * of that one's chunk, and gets the reduced chunk back. Quantized, RING rounds a value W times, DIRECT twice. */
+ * of that one's chunk, and gets the reduced chunk back. A small all-reduce takes one step: every rank sends all of its
+ * elements to each other one. Quantized, RING rounds a value W times, DIRECT twice. */
 enum pccl_algorithm { PCCL_RING = 0, PCCL_DIRECT = 1, PCCL_ALGORITHM_COUNT = 2 };
 
 enum pccl_status {

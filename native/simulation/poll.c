@@ -89,3 +89,10 @@ int pccl_poller_wait(pccl_poller *poller, pccl_poll_event *events, int events_ma
     }
     return count;
 }
+
+int pccl_poller_wait_busily(
+    pccl_poller *poller, pccl_poll_event *events, int events_max, int timeout_ms, unsigned local_peers)
+{
+    (void)local_peers;
+    return pccl_poller_wait(poller, events, events_max, timeout_ms);
+}

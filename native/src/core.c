@@ -344,6 +344,16 @@ int pccl_core_is_drained(const pccl_core *core)
     return host->undrained == 0;
 }
 
+unsigned pccl_core_local_links(const pccl_core *core)
+{
+    unsigned count = 0;
+    for (const pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next) {
+        const pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
+        count += link->is_local && !link->is_failed;
+    }
+    return count;
+}
+
 static int timeout_to(int64_t at_ms, int64_t now_ms) { return at_ms <= now_ms ? 0 : (int)(at_ms - now_ms); }
 
 /* -1: nothing is due. */

@@ -60,6 +60,9 @@ int pccl_core_settle(pccl_core *core);
 int pccl_core_is_idle(const pccl_core *core);
 int pccl_core_is_drained(const pccl_core *core); /* the latter alone */
 
+/* Returns how many links lead to processes of this machine. */
+unsigned pccl_core_local_links(const pccl_core *core);
+
 /* Returns what this machine has failed with; NULL: nothing. After that nothing is read or sent any more. */
 const pccl_host_fault *pccl_core_fault(const pccl_core *core);
 

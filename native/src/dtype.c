@@ -34,6 +34,8 @@ static const char *const quantization_names[PCCL_QUANT_COUNT] = {
     [PCCL_QUANT_MIN_MAX] = "min_max",
     [PCCL_QUANT_ZERO_POINT_SCALE] = "zero_point_scale",
     [PCCL_QUANT_CAST] = "cast",
+    [PCCL_QUANT_LLOYD_MAX] = "lloyd_max",
+    [PCCL_QUANT_SIGN] = "sign",
 };
 
 static const char unknown[] = "unknown";

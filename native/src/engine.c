@@ -163,15 +163,17 @@ static int engine_is_over(pccl_engine *engine)
     return 1;
 }
 
-/* Takes and does the commands that wait. Nonzero if one of them was to stop. */
-static int engine_run_commands(pccl_engine *engine)
+/* Takes and does the commands that wait. Nonzero if one of them was to stop. `is_readable`: the poller has reported the
+ * wake descriptor, which has to be read then even if the engine did not write to it, because it may have failed. */
+static int engine_run_commands(pccl_engine *engine, int is_readable)
 {
     int is_stopping = 0;
     pthread_mutex_lock(&engine->mutex);
     command *todo = engine->first_command;
     engine->first_command = engine->last_command = NULL;
+    if (engine->is_woken || is_readable)
+        engine_note_wake(engine, pccl_wake_clear(&engine->wake));
     engine->is_woken = 0;
-    engine_note_wake(engine, pccl_wake_clear(&engine->wake));
     pthread_mutex_unlock(&engine->mutex);
     while (todo != NULL) {
         command *next = todo->next;
@@ -190,16 +192,17 @@ static int engine_run_commands(pccl_engine *engine)
 static void engine_work(pccl_engine *engine, const pccl_poll_event *events, int count, int has_commands)
 {
     int64_t now_ns = pccl_now_ns();
+    int is_readable = 0;
     pccl_core_set_clock(engine->core, now_ns);
     for (int i = 0; i < count; i++) {
         if (events[i].entry == &engine->wake_entry)
-            has_commands = 1;
+            is_readable = 1;
         else
             pccl_core_on_poll(engine->core, &events[i]);
     }
-    if (has_commands) {
+    if (has_commands || is_readable) {
         engine->looked_ms = now_ns / NS_PER_MS;
-        engine->is_stopping |= engine_run_commands(engine);
+        engine->is_stopping |= engine_run_commands(engine, is_readable);
     }
     pccl_core_tick(engine->core, now_ns / NS_PER_MS);
     engine->is_over = engine_is_over(engine); /* before peers are blamed for what follows from it */
@@ -207,8 +210,8 @@ static void engine_work(pccl_engine *engine, const pccl_poll_event *events, int 
         engine->has_more = pccl_core_settle(engine->core);
 }
 
-/* Waits until something happens, for so long at most, and deals with it. */
-static void engine_turn(pccl_engine *engine, int timeout_ms_max)
+/* Waits until something happens, for so long at most, and deals with it. A caller that drives may poll busily. */
+static void engine_turn(pccl_engine *engine, int timeout_ms_max, int is_caller)
 {
     pccl_poll_event events[EVENTS_PER_BATCH_MAX];
     int64_t begin_ms = pccl_now_ms();
@@ -219,7 +222,11 @@ static void engine_turn(pccl_engine *engine, int timeout_ms_max)
         timeout_ms = timeout_ms_max;
     if (expiry_ms >= 0 && expiry_ms < timeout_ms)
         timeout_ms = expiry_ms;
-    int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, engine->has_more ? 0 : timeout_ms);
+    if (engine->has_more)
+        timeout_ms = 0;
+    int count = is_caller ? pccl_poller_wait_busily(engine->poller, events, EVENTS_PER_BATCH_MAX, timeout_ms,
+                                pccl_core_local_links(engine->core))
+                          : pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, timeout_ms);
     engine_work(engine, events, count, has_commands);
 }
 
@@ -236,7 +243,7 @@ static void *engine_main(void *argument)
     (void)pccl_fpenv_enter();
     engine->looked_ms = pccl_now_ms();
     while (!engine_has_ended(engine)) {
-        engine_turn(engine, IDLE_MS_MAX);
+        engine_turn(engine, IDLE_MS_MAX, 0);
         if (engine_is_idle(engine))
             pccl_driver_rest(&engine->driver);
     }
@@ -263,7 +270,7 @@ static void engine_drive(void *argument, const pccl_fast_path_call *call, int64_
     engine_begin(engine);
     while (!pccl_fast_path_call_is_over(call) && !engine_has_ended(engine) && left_ns > 0) {
         left_ns = end_ns - pccl_now_ns();
-        engine_turn(engine, left_ns > 0 ? (int)((left_ns + NS_PER_MS - 1) / NS_PER_MS) : 0);
+        engine_turn(engine, left_ns > 0 ? (int)((left_ns + NS_PER_MS - 1) / NS_PER_MS) : 0, 1);
     }
     pccl_fpenv_leave(fpenv);
     int may_rest = end_ns == 0 ? !engine->has_more && !engine_has_ended(engine) && pccl_core_is_drained(engine->core)
@@ -463,7 +470,7 @@ void pccl_engine_destroy(pccl_engine *engine)
     engine_command(engine, &engine->stop);
     pthread_join(engine->thread, NULL);
     if (engine->has_failed)
-        (void)engine_run_commands(engine); /* which it has left */
+        (void)engine_run_commands(engine, 0); /* which it has left */
     engine_free(engine);
 }
 

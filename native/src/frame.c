@@ -53,8 +53,8 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     *(pccl_op_shape_names_root(shape) ? &shape->root : &shape->quantization_block) = pccl_get_u32(body + 12);
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
         shape->quantization >= PCCL_QUANT_COUNT ||
-        (shape->quantized_dtype >= PCCL_DTYPE_COUNT && shape->quantized_dtype != PCCL_CODE_UINT4 &&
-            shape->quantized_dtype != PCCL_CODE_INT4) ||
+        (shape->quantized_dtype >= PCCL_DTYPE_COUNT &&
+            (shape->quantized_dtype < PCCL_CODE_UINT4 || shape->quantized_dtype >= PCCL_CODE_END)) ||
         shape->algorithm >= PCCL_ALGORITHM_COUNT || shape->collective >= PCCL_COLLECTIVE_COUNT)
         return "unknown dtype, reduce op, quantization, algorithm or collective";
     if (shape->slice > shape->last_slice)

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Elements that come from one rank are one chunk. */
+/* Elements that come from one rank are one chunk, and so is what every rank folds by itself. */
 static uint32_t shape_chunks(const pccl_op_shape *shape)
 {
-    return pccl_op_shape_has_root(shape) ? 1 : shape->world_size;
+    return pccl_op_shape_has_root(shape) || pccl_oneshot_is(shape) ? 1 : shape->world_size;
 }
 
 /* Nonzero if a rank of a ring may have all that it gets, and have heard its neighbour, while others have not begun. */
@@ -65,6 +65,8 @@ static const pccl_op_algorithm *op_algorithm(const pccl_op_shape *shape)
         return shape->algorithm == PCCL_DIRECT ? &pccl_op_exchange_algorithm : &pccl_op_relay_algorithm;
     if (!pccl_op_shape_reduces(shape))
         return &pccl_op_spread_algorithm;
+    if (pccl_oneshot_is(shape))
+        return &pccl_op_oneshot_algorithm;
     return shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
 }
 

@@ -1,10 +1,10 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (tiling.h has the vocabulary). The source, target and order of all sends are the algorithm's:
- * op_ring.c and op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first
- * two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off
- * the socket, while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes
- * it, and averages if so asked.
+ * op_ring.c, op_direct.c and op_oneshot.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which move.
+ * The first two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it
+ * comes off the socket, while it is in cache. A final one is received straight into recv. Each chunk has one rank that
+ * finishes it, and averages if so asked.
  *
  * Files. op.c creates and ends ops, takes segments in and out, and has the scratch memory. op_request.h checks
  * requests, op_originals.h keeps what an abort restores, and op_algorithm.h is the interface between these and the
@@ -122,10 +122,11 @@ typedef struct {
     uint8_t announcement; /* enum pccl_op_announcement: what waits in in_ready */
     uint32_t eager_bytes; /* PCCL_ANNOUNCE_EAGER: of its payload */
     uint8_t is_contradicted; /* of a target that is no source: has heard of us all the same */
+    uint8_t has_come; /* one-shot: its elements are accepted, perhaps still on their way */
     uint8_t is_payload_buffered; /* unexpected.h has payload of it that is not all here yet */
     pccl_list in_ready; /* of the link: something is to be announced to it */
     pccl_list in_active; /* of the link: has segments for it */
-    uint32_t shares_taken; /* direct: of its chunk; spread: of ours */
+    uint32_t shares_taken; /* direct: of its chunk; spread, one-shot: of ours */
     uint32_t finals_taken; /* direct: of ours */
 } pccl_op_peer;
 
@@ -153,6 +154,7 @@ typedef struct pccl_op {
     uint64_t recv_first; /* element that recv begins with */
     pccl_op_ring ring;
     pccl_op_direct direct;
+    uint32_t shares_left; /* one-shot: ranks whose elements have not come */
     pccl_op_exchange exchange;
     pccl_op_relay relay;
     uint32_t sendable_first; /* FIFO, of those algorithms that have one target */
@@ -190,7 +192,7 @@ typedef struct {
     uint32_t from; /* rank */
     struct pccl_relayed *passing; /* ring: it is for another rank; NULL: it is for this one */
     uint8_t is_final;
-    uint8_t is_waiting; /* direct: stored until its turn comes */
+    uint8_t is_waiting; /* direct, one-shot: stored until its turn comes */
 } pccl_op_inbound;
 
 /* Returns 0 with *op set, PCCL_E_INVALID or PCCL_E_MEMORY. All ranks must be given the same scratch_bytes_max. */

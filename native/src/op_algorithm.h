@@ -1,5 +1,5 @@
-/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c, op_relay.c) does for op.c, and
- * what it may ask of it. op.h says what the functions are for. */
+/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_oneshot.c, op_spread.c, op_exchange.c, op_relay.c) does
+ * for op.c, and what it may ask of it. op.h says what the functions are for. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
 
@@ -58,6 +58,7 @@ typedef struct pccl_op_algorithm {
 
 extern const pccl_op_algorithm pccl_op_ring_algorithm;
 extern const pccl_op_algorithm pccl_op_direct_algorithm;
+extern const pccl_op_algorithm pccl_op_oneshot_algorithm;
 extern const pccl_op_algorithm pccl_op_spread_algorithm;
 extern const pccl_op_algorithm pccl_op_exchange_algorithm;
 extern const pccl_op_algorithm pccl_op_relay_algorithm;

@@ -66,6 +66,16 @@ uint32_t pccl_algorithm_default(uint64_t count, uint32_t dtype, uint32_t quantiz
     return PCCL_RING;
 }
 
+int pccl_oneshot_is(const pccl_op_shape *shape)
+{
+    uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
+    if (shape->collective != PCCL_ALL_REDUCE || shape->algorithm != PCCL_DIRECT || shape->world_size < 2 ||
+        shape->quantization != PCCL_QUANT_NONE || shape->last_slice > 0)
+        return 0;
+    uint64_t fitting = PCCL_ONESHOT_BYTES_MAX / element_bytes / (shape->world_size - 1);
+    return shape->count > 0 && shape->count <= pccl_min_u64(fitting, shape->segment_bytes / element_bytes);
+}
+
 uint32_t pccl_spread_origin(const pccl_op_shape *shape, uint32_t chunk)
 {
     return pccl_op_shape_has_root(shape) ? shape->root : chunk;

@@ -97,6 +97,14 @@ uint32_t pccl_direct_waiting_slot(uint32_t owner, uint32_t rank, int is_quantize
 /* Returns the i-th of the W - 1 ranks that this one serves. */
 uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i);
 
+/* One-shot: what a small all-reduce of the direct algorithm does instead. Every rank sends all of its elements to every
+ * other one (hop: the sender's rank), and folds those of all ranks in the order of ranks, by the same kernels as the
+ * direct algorithm: so all ranks get the same bits. This costs (W - 1) N bytes of each rank instead of 2 (W - 1) / W N,
+ * and no second latency. */
+enum { PCCL_ONESHOT_BYTES_MAX = PCCL_SIZE(64 << 10, 192) }; /* of what a rank sends */
+
+int pccl_oneshot_is(const pccl_op_shape *shape);
+
 /* All-gather and broadcast: source and target of the segments (tiling.h).
  *
  * Each chunk is whole at one rank from the beginning, its origin: chunk c of an all-gather at rank c, the only chunk

@@ -1,6 +1,7 @@
 #include "poller.h"
 
 #include "base.h"
+#include "os.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -11,7 +12,11 @@
 #include <sys/epoll.h>
 #endif
 
-enum { EVENTS_PER_WAIT_MAX = 64 };
+enum { EVENTS_PER_WAIT_MAX = 64, BUSY_NS_MAX = 50000 };
+
+/* A busy-poll that finds an event raises the credit by one; one that does not costs more, because other work may have
+ * needed the CPU. Without credit only one wait in BUSY_RETRY tries. */
+enum { BUSY_CREDIT_MAX = 8, BUSY_COST = 3, BUSY_RETRY = 64 };
 
 struct pccl_poller {
     int epoll_fd; /* -1: poll(2) */
@@ -19,6 +24,9 @@ struct pccl_poller {
     size_t capacity;
     const char *failed_call; /* NULL: none */
     int system_error; /* of that */
+    long cpus; /* of this machine, since each rank may be bound to one of them */
+    unsigned busy_credit;
+    unsigned busy_skipped; /* waits without credit */
     size_t next_slot; /* where the next scan starts: a small events_max must not starve high slots */
     struct pollfd *fds;
     pccl_poll_entry **entries;
@@ -32,6 +40,8 @@ pccl_poller *pccl_poller_open(int force_poll)
         return NULL;
     }
     poller->epoll_fd = -1;
+    poller->cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    poller->busy_credit = BUSY_CREDIT_MAX;
 #if defined(__linux__)
     if (!force_poll) {
         poller->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -230,4 +240,23 @@ int pccl_poller_wait(pccl_poller *poller, pccl_poll_event *events, int events_ma
         return epoll_collect(poller, events, events_max, timeout_ms);
 #endif
     return poll_wait(poller, events, events_max, timeout_ms);
+}
+
+int pccl_poller_wait_busily(
+    pccl_poller *poller, pccl_poll_event *events, int events_max, int timeout_ms, unsigned local_peers)
+{
+    int has_cpu = (long)local_peers < poller->cpus;
+    if (timeout_ms == 0 || !has_cpu || (poller->busy_credit == 0 && ++poller->busy_skipped < BUSY_RETRY))
+        return pccl_poller_wait(poller, events, events_max, timeout_ms);
+    poller->busy_skipped = 0;
+    int64_t end_ns = pccl_now_ns() + BUSY_NS_MAX;
+    do {
+        int count = pccl_poller_wait(poller, events, events_max, 0);
+        if (count > 0) {
+            poller->busy_credit += poller->busy_credit < BUSY_CREDIT_MAX;
+            return count;
+        }
+    } while (pccl_now_ns() < end_ns);
+    poller->busy_credit -= pccl_min_u32(poller->busy_credit, BUSY_COST);
+    return pccl_poller_wait(poller, events, events_max, timeout_ms);
 }

@@ -47,4 +47,10 @@ void pccl_poller_remove(pccl_poller *poller, pccl_poll_entry *entry);
 /* timeout_ms -1 waits for ever. Returns how many events there are; 0 also after an interruption. */
 int pccl_poller_wait(pccl_poller *poller, pccl_poll_event *events, int events_max, int timeout_ms);
 
+/* The same, but busy-polls before it sleeps, as long as that usually finds an event: to sleep and to be woken takes
+ * longer than a small op. Never does so where `local_peers`, other processes of this machine that may have to run
+ * before there is an event, and the caller outnumber the CPUs. */
+int pccl_poller_wait_busily(
+    pccl_poller *poller, pccl_poll_event *events, int events_max, int timeout_ms, unsigned local_peers);
+
 #endif

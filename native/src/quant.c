@@ -3,6 +3,7 @@
 #include "base.h"
 #include "dtype.h"
 #include "quant_format.h"
+#include "quant_levels.h"
 
 int pccl_quant_valid(const pccl_op_shape *shape)
 {
@@ -15,6 +16,10 @@ int pccl_quant_valid(const pccl_op_shape *shape)
         if (code == PCCL_CODE_UINT4 || code == PCCL_CODE_INT4)
             return block % 2 == 0;
         return code <= PCCL_INT16;
+    case PCCL_QUANT_LLOYD_MAX:
+    case PCCL_QUANT_SIGN:
+        return shape->dtype == PCCL_FLOAT32 && block > 0 && block % 8 == 0 && block <= PCCL_QUANT_CHUNK &&
+               code == (shape->quantization == PCCL_QUANT_SIGN ? PCCL_CODE_UINT1 : PCCL_CODE_UINT2);
     case PCCL_QUANT_CAST:
         return (shape->dtype == PCCL_FLOAT32 || shape->dtype == PCCL_FLOAT64) &&
                (code == PCCL_FLOAT16 || code == PCCL_BFLOAT16) && block == 0;
@@ -57,7 +62,7 @@ uint64_t pccl_quant_stream(const pccl_op_request *request)
 
 void pccl_quant_quantize(const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire)
 {
-    if (request->rounding == PCCL_ROUND_STOCHASTIC)
+    if (request->rounding == PCCL_ROUND_STOCHASTIC && !pccl_quant_has_levels(&request->shape))
         pccl_kernel_quantize_stochastic(&request->shape, pccl_quant_stream(request), first, source, count, wire);
     else
         pccl_kernel_quantize(&request->shape, source, count, wire);

@@ -14,6 +14,7 @@ enum { PCCL_QUANT_BLOCK_MAX = 1 << 20 };
 /* Nonzero if the shape asks for a quantization that exists:
  *   MIN_MAX, ZERO_POINT_SCALE   a float dtype, codes of 4, 8 or 16 bits, 1 .. PCCL_QUANT_BLOCK_MAX elements a
  *                               block, with 4 bits an even number of them
+ *   LLOYD_MAX, SIGN             float32, codes of 2 bits, 1 bit, a multiple of 8 up to 1024 elements a block
  *   CAST                        float32 or float64 to float16 or bfloat16, a block of 0
  * Zero for PCCL_QUANT_NONE. */
 int pccl_quant_valid(const pccl_op_shape *shape);

@@ -6,6 +6,7 @@
 #include "dtype.h"
 #include "half.h"
 #include "quant_format.h"
+#include "quant_levels.h"
 #include "simd.h"
 
 #include <float.h>
@@ -275,6 +276,10 @@ static int decoding_level(const pccl_op_shape *shape)
 
 static void dequantize(const pccl_op_shape *shape, const void *wire, size_t first, size_t count, void *destination)
 {
+    if (pccl_quant_has_levels(shape)) {
+        pccl_levels_dequantize(shape, wire, first, count, destination);
+        return;
+    }
     switch (decoding_level(shape)) {
 #if PCCL_SIMD_X86
     case PCCL_SIMD_AVX512: dequantize_avx512(shape, wire, first, count, destination); break;
@@ -307,7 +312,7 @@ void pccl_quant_dequantize_reduce(
     const size_t element_bytes = pccl_dtype_bytes(shape->dtype);
     double buffer[PCCL_QUANT_CHUNK]; /* the widest dtype */
     PCCL_ASSERT(pccl_quant_valid(shape));
-    if (shape->dtype == PCCL_FLOAT32 && shape->quantization != PCCL_QUANT_CAST &&
+    if (shape->dtype == PCCL_FLOAT32 && shape->quantization != PCCL_QUANT_CAST && !pccl_quant_has_levels(shape) &&
         (shape->reduce_op == PCCL_SUM || shape->reduce_op == PCCL_AVG)) {
         dequantize_add(shape, wire, count, a, destination);
         return;

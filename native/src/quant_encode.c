@@ -7,6 +7,7 @@
 #include "dtype.h"
 #include "half.h"
 #include "quant_format.h"
+#include "quant_levels.h"
 #include "simd.h"
 
 enum {
@@ -346,6 +347,10 @@ FOR_LEVEL(PCCL_TARGET_AVX512, avx512)
 static void quantize(const pccl_op_shape *shape, const dithering *dither, const void *source, size_t count, void *wire)
 {
     PCCL_ASSERT(pccl_quant_valid(shape));
+    if (pccl_quant_has_levels(shape)) {
+        pccl_levels_quantize(shape, source, count, wire);
+        return;
+    }
     switch (pccl_simd_level()) {
 #if PCCL_SIMD_X86
     case PCCL_SIMD_AVX512: quantize_avx512(shape, dither, source, count, wire); break;

@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include "base.h"
+#include "siphash.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -75,46 +76,6 @@ pccl_table_node *pccl_table_first(const pccl_table *table, uint64_t hash)
 }
 
 pccl_table_node *pccl_table_next(const pccl_table_node *node) { return table_skip(node->next, node->hash); }
-
-typedef struct {
-    uint64_t v0, v1, v2, v3;
-} sip_state;
-
-static uint64_t rotate(uint64_t x, unsigned bits) { return x << bits | x >> (64 - bits); }
-
-static void sip_round(sip_state *s)
-{
-    s->v0 += s->v1;
-    s->v1 = rotate(s->v1, 13) ^ s->v0;
-    s->v0 = rotate(s->v0, 32);
-    s->v2 += s->v3;
-    s->v3 = rotate(s->v3, 16) ^ s->v2;
-    s->v0 += s->v3;
-    s->v3 = rotate(s->v3, 21) ^ s->v0;
-    s->v2 += s->v1;
-    s->v1 = rotate(s->v1, 17) ^ s->v2;
-    s->v2 = rotate(s->v2, 32);
-}
-
-static void sip_take(sip_state *s, uint64_t word)
-{
-    s->v3 ^= word;
-    sip_round(s);
-    s->v0 ^= word;
-}
-
-uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words, size_t count)
-{
-    sip_state s = {key_0 ^ UINT64_C(0x736f6d6570736575), key_1 ^ UINT64_C(0x646f72616e646f6d),
-        key_0 ^ UINT64_C(0x6c7967656e657261), key_1 ^ UINT64_C(0x7465646279746573)};
-    for (size_t i = 0; i < count; i++)
-        sip_take(&s, words[i]);
-    sip_take(&s, (uint64_t)count * sizeof *words << 56);
-    s.v2 ^= 0xff;
-    for (int i = 0; i < 3; i++)
-        sip_round(&s);
-    return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
-}
 
 static uint64_t process_key[2];
 static int key_error; /* 0: none */

@@ -43,7 +43,4 @@ static inline uint64_t pccl_hash_u64(uint64_t seed, uint64_t value)
 int pccl_keyed_hash_prepare(void); /* draws the key; 0, or an errno: there is none */
 uint64_t pccl_keyed_hash(const uint64_t *words, size_t count);
 
-/* Hashes the words, as their little-endian bytes, under this key; for tests. */
-uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words, size_t count);
-
 #endif

@@ -8,6 +8,7 @@
  *
  *     wire_tcp.c      a stream socket
  *     wire_shm.c      memory that two processes of one host share
+ *     wire_udp.c      a connected datagram socket, for lossy paths; no link uses it yet
  *     wire_sealed.c   encrypted records over another wire */
 #ifndef PCCL_WIRE_H
 #define PCCL_WIRE_H
@@ -15,6 +16,7 @@
 #include "fd_registry.h"
 #include "pccl_native.h"
 #include "poller.h"
+#include "udp_stream.h"
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -89,9 +91,15 @@ struct pccl_wire {
 /* Makes a wire of a connected stream socket, which it takes, also on failure. 0 or PCCL_E_. */
 int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
 
-/* Makes a wire of shared memory and of a connected stream socket to the process that has the other end of the memory; no
- * byte travels on the socket. Takes both, also on failure. 0 or PCCL_E_. */
+/* Makes a wire of shared memory and of a connected stream socket to the process that has the memory's other end; no byte
+ * travels on the socket. Takes both, also on failure. 0 or PCCL_E_. */
 int pccl_wire_shm_open(pccl_fd_registry *fds, int fd, pccl_memory *memory, pccl_wire **made);
+
+/* Makes a wire of a connected datagram socket, which it takes, also on failure. The other end does so at the same time,
+ * with the same secret, and is no dialer. The wire breaks if no datagram gets through within a second. 0 or PCCL_E_:
+ * PCCL_E_SYSTEM also where there is no such wire. */
+int pccl_wire_udp_open(
+    pccl_fd_registry *fds, int fd, const uint8_t secret[PCCL_UDP_SECRET_BYTES], int is_dialer, pccl_wire **made);
 
 /* Puts a wire that encrypts in the place of *wire, which must have `receive` and which it owns from then on. 0, or
  * PCCL_E_ without a change. */

@@ -141,6 +141,8 @@ static pccl_op_request fuzzed_request(
     *shape = plain_shape(lengths[below(sizeof lengths)], PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, world);
     shape->algorithm = (uint8_t)below(PCCL_ALGORITHM_COUNT);
     shape->collective = (uint8_t)(below(2) ? PCCL_ALL_REDUCE : below(PCCL_COLLECTIVE_COUNT));
+    if (shape->collective == PCCL_ALL_REDUCE && below(4) == 0)
+        shape->segment_bytes = COUNT * sizeof(float); /* one-shot, if direct */
     if (below(4) == 0)
         shape->collective = PCCL_ALL_TO_ALL;
     if (shape->collective == PCCL_SEND && world > 2)
@@ -193,11 +195,16 @@ static pccl_op_request honest_request(uint32_t rank, uint64_t op, float *values)
     return request;
 }
 
+static uint32_t chunks_of(const pccl_op_shape *shape)
+{
+    return pccl_op_shape_has_root(shape) || pccl_oneshot_is(shape) ? 1 : shape->world_size;
+}
+
 static pccl_tiling tiling_of(const pccl_op_shape *shape)
 {
     pccl_tiling tiling;
-    pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / sizeof(float),
-        pccl_op_shape_has_root(shape) ? 1 : shape->world_size, shape->slice, shape->last_slice + 1u);
+    pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / sizeof(float), chunks_of(shape), shape->slice,
+        shape->last_slice + 1u);
     return tiling;
 }
 
@@ -223,8 +230,7 @@ static uint32_t boundary_bytes(const pccl_op_request *request)
 {
     static const int8_t beside[] = {0, 0, 0, 0, -1, 1, -4, 4, 8};
     const pccl_op_shape *shape = &request->shape;
-    uint32_t chunks = pccl_op_shape_has_root(shape) ? 1 : shape->world_size;
-    int64_t bytes = segments_bytes(shape, below(chunks), below(4) == 0 ? COUNT : below(4));
+    int64_t bytes = segments_bytes(shape, below(chunks_of(shape)), below(4) == 0 ? COUNT : below(4));
     bytes += beside[below(sizeof beside)];
     if (below(16) == 0)
         bytes *= 2;
@@ -241,6 +247,8 @@ static void hops_from(const pccl_op_request *request, uint32_t sender, uint32_t 
     if (shape->collective != PCCL_ALL_REDUCE && shape->collective != PCCL_REDUCE_SCATTER) {
         int is_from = shape->algorithm == PCCL_DIRECT ? sender == pccl_spread_origin(shape, chunk) : is_previous;
         hops[0] = is_from ? pccl_spread_hops_of(shape, request->rank, chunk).receive : PCCL_NO_HOP;
+    } else if (pccl_oneshot_is(shape)) {
+        hops[0] = sender;
     } else if (shape->algorithm == PCCL_DIRECT) {
         hops[0] = chunk == request->rank ? sender : PCCL_NO_HOP;
         hops[1] = chunk == sender ? world : PCCL_NO_HOP;

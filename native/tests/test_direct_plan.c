@@ -4,6 +4,8 @@
 
 #include "pccl_native.h"
 
+#include <string.h>
+
 enum { WORLD_TESTED_MAX = 12 };
 
 /* With the own share put in where plans.h says, all ranks are folded in their order. */
@@ -87,11 +89,68 @@ static void small_and_quantized_ops_go_direct(void)
                 CHECK(pccl_algorithm_default(count, dtype, PCCL_QUANT_NONE, world) < PCCL_ALGORITHM_COUNT);
 }
 
+static pccl_op_shape small_shape(uint64_t count, uint32_t dtype, uint32_t world)
+{
+    pccl_op_shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.algorithm = PCCL_DIRECT;
+    shape.count = count;
+    shape.dtype = (uint8_t)dtype;
+    shape.world_size = world;
+    shape.segment_bytes = 1 << 20;
+    return shape;
+}
+
+static void small_direct_all_reduces_are_oneshot(void)
+{
+    for (uint32_t world = 2; world <= WORLD_TESTED_MAX; world++)
+        for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++) {
+            uint64_t fitting = PCCL_ONESHOT_BYTES_MAX / pccl_dtype_bytes(dtype) / (world - 1);
+            pccl_op_shape shape = small_shape(fitting, dtype, world);
+            CHECK(pccl_oneshot_is(&shape));
+            shape.count = fitting + 1;
+            CHECK(!pccl_oneshot_is(&shape));
+            shape.count = 0; /* who owns nothing sends nothing */
+            CHECK(!pccl_oneshot_is(&shape));
+            shape.count = UINT64_MAX;
+            CHECK(!pccl_oneshot_is(&shape));
+        }
+}
+
+static void other_ops_are_not_oneshot(void)
+{
+    const pccl_op_shape small = small_shape(8, PCCL_FLOAT32, 3);
+    pccl_op_shape shape = small;
+    shape.segment_bytes = 32; /* just all of it */
+    CHECK(pccl_oneshot_is(&shape));
+    shape.segment_bytes = 31;
+    CHECK(!pccl_oneshot_is(&shape));
+    for (uint32_t collective = 0; collective < PCCL_COLLECTIVE_COUNT; collective++) {
+        shape = small;
+        shape.collective = (uint8_t)collective;
+        CHECK(pccl_oneshot_is(&shape) == (collective == PCCL_ALL_REDUCE));
+    }
+    shape = small;
+    shape.algorithm = PCCL_RING;
+    CHECK(!pccl_oneshot_is(&shape));
+    shape = small;
+    shape.quantization = PCCL_QUANT_CAST;
+    CHECK(!pccl_oneshot_is(&shape));
+    shape = small;
+    shape.last_slice = 1;
+    CHECK(!pccl_oneshot_is(&shape));
+    shape = small;
+    shape.world_size = 1;
+    CHECK(!pccl_oneshot_is(&shape));
+}
+
 int main(void)
 {
     RUN(turns_go_through_the_ranks);
     RUN(slots_are_disjoint);
     RUN(serving_is_spread);
     RUN(small_and_quantized_ops_go_direct);
+    RUN(small_direct_all_reduces_are_oneshot);
+    RUN(other_ops_are_not_oneshot);
     return check_summary();
 }

@@ -53,7 +53,7 @@ static void done_waits_for_every_announcement(void)
     pccl_frame frame;
     float payload[CHUNK];
     wire_open_bare(&w, WHOLE_BYTES);
-    w.request.shape.count = 1; /* rank 0 owns it all */
+    w.request.shape.count = w.request.shape.last_slice = 1; /* rank 0 owns it all; slices are not one-shot */
     wire_submit(&w);
     write_eager(&w, 0, 4);
     expect_lost(&w, 0, "no such segment");
@@ -61,7 +61,7 @@ static void done_waits_for_every_announcement(void)
     wire_close(&w);
 
     wire_open_bare(&w, WHOLE_BYTES);
-    w.request.shape.count = 1;
+    w.request.shape.count = w.request.shape.last_slice = 1;
     wire_submit(&w);
     read_frame(w.peers[0], &frame, payload, sizeof payload);
     CHECK(frame.type == PCCL_FRAME_EAGER && frame.payload_bytes == 4);
@@ -184,7 +184,8 @@ static pccl_frame random_frame(const wire *w)
         frame.key.sequence += random_u32() % 3;
     if (random_u32() % 8 == 0)
         frame.key.epoch += random_u32() % 3 - 1;
-    frame.payload_bytes = random_u32() % 4 ? WHOLE_BYTES : 1 + random_u32() % WHOLE_BYTES;
+    uint32_t bytes_max = w->request.shape.segment_bytes > WHOLE_BYTES ? COUNT * 4 : WHOLE_BYTES;
+    frame.payload_bytes = random_u32() % 4 ? bytes_max : 1 + random_u32() % bytes_max;
     if (frame.type == PCCL_FRAME_SEGMENT) {
         frame.chunk = random_near(WORLD);
         frame.segment = random_near(1);
@@ -214,7 +215,8 @@ static void nonsense_does_no_harm(void)
     for (uint64_t round = 1; round <= 1500; round++) {
         pccl_event event;
         wire_connect(&w);
-        wire_prepare(&w, random_u32() % 2 ? WHOLE_BYTES : SEGMENT_BYTES);
+        static const uint32_t segments[] = {SEGMENT_BYTES, WHOLE_BYTES, COUNT * 4};
+        wire_prepare(&w, segments[random_u32() % 3]);
         w.request.op = round;
         w.request.key.epoch = round;
         uint32_t submit_at = random_u32() % 12;
@@ -222,7 +224,7 @@ static void nonsense_does_no_harm(void)
             if (i == submit_at)
                 wire_submit(&w);
             pccl_frame frame = random_frame(&w);
-            uint8_t junk[WHOLE_BYTES] = {(uint8_t)i};
+            uint8_t junk[COUNT * 4] = {(uint8_t)i};
             write_frame(w.peers[random_u32() % 2 * 2], &frame, junk);
         }
         shutdown(w.peers[0], SHUT_WR);
@@ -290,6 +292,113 @@ static void write_codes(const wire *w, const uint16_t *codes, uint32_t segment, 
     write_frame(w->peers[0], &frame, codes);
 }
 
+/* A small op: each rank sends all of its elements to each other one. */
+static void small_open(wire *w)
+{
+    wire_open_bare(w, COUNT * 4);
+    wire_submit(w);
+}
+
+static void small_check_result(const wire *w)
+{
+    for (int i = 0; i < COUNT; i++)
+        CHECK(w->values[i] == input(i) + 2 * many_ones[i]);
+}
+
+static void small_write_eager(const wire *w, uint32_t rank)
+{
+    write_op_frame(w, rank, PCCL_FRAME_EAGER, COUNT * 4, many_ones, COUNT * 4);
+}
+
+static void small_read_inputs(const wire *w, uint32_t rank)
+{
+    pccl_frame frame;
+    float payload[COUNT];
+    read_frame(w->peers[rank], &frame, payload, sizeof payload);
+    CHECK(frame.type == PCCL_FRAME_EAGER ||
+          (frame.type == PCCL_FRAME_SEGMENT && frame.chunk == 0 && frame.segment == 0 && frame.hop == RANK));
+    CHECK(frame.payload_bytes == COUNT * 4);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(payload[i] == input(i));
+}
+
+static void a_small_op_takes_one_exchange(void)
+{
+    wire w;
+    small_open(&w);
+    for (uint32_t rank = 0; rank < WORLD; rank += 2) {
+        small_write_eager(&w, rank);
+        small_read_inputs(&w, rank);
+    }
+    pccl_event event = node_wait(&w.n, PCCL_EVENT_OP_DONE, 1);
+    CHECK(event.tx_bytes == 2 * COUNT * 4 && event.rx_bytes == 2 * COUNT * 4);
+    small_check_result(&w);
+    end_op(&w);
+    wire_close(&w);
+}
+
+/* In place, what has not been sent yet when the result is made is sent all the same. */
+static void a_small_op_sends_its_input_after_it_has_the_result(void)
+{
+    wire w;
+    pccl_frame frame;
+    for (int is_eager = 0; is_eager < 2; is_eager++) {
+        tested_eager_bytes_max = is_eager ? UINT32_MAX : 0;
+        wire_open_bare(&w, COUNT * 4);
+        for (uint32_t rank = 0; rank < WORLD; rank += 2)
+            small_write_eager(&w, rank);
+        wait_for_wire(&w.n, 2 * (PCCL_FRAME_BYTES + COUNT * 4));
+        wire_submit(&w);
+        node_wait(&w.n, PCCL_EVENT_OP_DONE, 1);
+        small_check_result(&w);
+        for (uint32_t rank = 0; rank < WORLD; rank += 2) {
+            if (!is_eager) {
+                read_frame(w.peers[rank], &frame, NULL, 0);
+                CHECK(frame.type == PCCL_FRAME_READY);
+            }
+            small_read_inputs(&w, rank);
+        }
+        end_op(&w);
+        wire_close(&w);
+    }
+}
+
+static void broken_small_ops_lose_the_link(void)
+{
+    static const struct {
+        uint32_t chunk, segment, hop, bytes;
+        const char *why;
+    } cases[] = {
+        {1, 0, 0, COUNT * 4, "no such segment"},
+        {0, 1, 0, COUNT * 4, "no such segment"},
+        {0, 0, 1, COUNT * 4, "a hop"},
+        {0, 0, 2, COUNT * 4, "a hop"},
+        {0, 0, WORLD, COUNT * 4, "a hop"},
+        {0, 0, 0, COUNT * 4 - 4, "wrong payload size"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        wire w;
+        small_open(&w);
+        small_read_inputs(&w, 0);
+        pccl_frame frame = segment_frame(&w.request, cases[i].chunk, cases[i].segment, cases[i].hop, cases[i].bytes);
+        write_frame(w.peers[0], &frame, many_ones);
+        expect_lost(&w, 0, cases[i].why);
+        end_op(&w);
+        wire_close(&w);
+    }
+    for (uint32_t rank = 0; rank < WORLD; rank += 2) {
+        wire w;
+        small_open(&w);
+        small_read_inputs(&w, rank);
+        small_write_eager(&w, rank);
+        pccl_frame again = segment_frame(&w.request, 0, 0, rank, COUNT * 4);
+        write_frame(w.peers[rank], &again, many_ones);
+        expect_lost(&w, rank, "the same segment twice");
+        end_op(&w);
+        wire_close(&w);
+    }
+}
+
 /* Around a ring only what is quantized needs slots. */
 static void the_ring_has_a_window_too(void)
 {
@@ -336,6 +445,9 @@ int main(void)
     RUN(broken_segments_lose_the_link);
     RUN(repetitions_lose_the_link);
     RUN(wrong_peers_lose_their_links);
+    RUN(a_small_op_takes_one_exchange);
+    RUN(a_small_op_sends_its_input_after_it_has_the_result);
+    RUN(broken_small_ops_lose_the_link);
     RUN(nonsense_does_no_harm);
     return check_summary();
 }

@@ -82,8 +82,9 @@ static void abort_at_any_moment(void)
         uint32_t size = 2 + (uint32_t)round % 3;
         world_open(&w, size, 1 + (unsigned)round % 2, round % 2, 0);
         for (int i = 0; i < OPS; i++) {
-            uint32_t count = 20000 + random_below(100000);
-            pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, 4000, size);
+            int is_small = i % 4 == 1;
+            uint32_t count = is_small ? 1 + random_below(5000) : 20000 + random_below(100000);
+            pccl_op_shape shape = plain_shape(count, PCCL_FLOAT32, PCCL_SUM, is_small ? 1 << 16 : 4000, size);
             if (i % 4 == 3) {
                 shape.quantization = PCCL_QUANT_ZERO_POINT_SCALE;
                 shape.quantized_dtype = PCCL_INT8;

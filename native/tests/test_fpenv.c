@@ -78,6 +78,16 @@ static float value(uint32_t rank, uint32_t i)
     return (i % 256 < 128 ? 0x1p-130f : 0.1f) * (float)(1 + (i * 7 + rank * 13) % 101);
 }
 
+static uint8_t code_of(uint8_t quantization)
+{
+    switch (quantization) {
+    case PCCL_QUANT_CAST: return PCCL_FLOAT16;
+    case PCCL_QUANT_LLOYD_MAX: return PCCL_CODE_UINT2;
+    case PCCL_QUANT_SIGN: return PCCL_CODE_UINT1;
+    default: return PCCL_UINT8;
+    }
+}
+
 static void reduce_between_engines_of_two_environments(uint8_t quantization, uint8_t algorithm)
 {
     world w;
@@ -94,7 +104,7 @@ static void reduce_between_engines_of_two_environments(uint8_t quantization, uin
         pccl_op_shape shape = plain_shape(COUNT, PCCL_FLOAT32, PCCL_AVG, 1024, WORLD);
         if (quantization != PCCL_QUANT_NONE) {
             shape.quantization = quantization;
-            shape.quantized_dtype = quantization == PCCL_QUANT_CAST ? PCCL_FLOAT16 : PCCL_UINT8;
+            shape.quantized_dtype = code_of(quantization);
             shape.quantization_block = quantization == PCCL_QUANT_CAST ? 0 : 128;
         }
         pccl_op_request request = request_for(&w, rank, 1, &shape);

@@ -36,7 +36,7 @@ static void test_quant_shapes(void)
     CHECK(pccl_quantized_bytes(&shape, 67) == 36 + 6);
     shape.quantization_block = 63;
     CHECK(!pccl_quant_valid(&shape));
-    shape.quantized_dtype = PCCL_CODE_INT4 + 1;
+    shape.quantized_dtype = PCCL_CODE_UINT2;
     shape.quantization_block = 64;
     CHECK(!pccl_quant_valid(&shape));
     for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++)
@@ -730,8 +730,138 @@ static void test_stochastic_streams(void)
     CHECK(memcmp(wires[0], wires[1], 108) == 0);
 }
 
+static const struct {
+    uint32_t quantization, code, bits;
+} with_levels[] = {{PCCL_QUANT_LLOYD_MAX, PCCL_CODE_UINT2, 2}, {PCCL_QUANT_SIGN, PCCL_CODE_UINT1, 1}};
+
+static void test_levels_shapes(void)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const uint32_t bits = with_levels[k].bits;
+        pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, with_levels[k].quantization, with_levels[k].code, 64);
+        CHECK(pccl_quantized_bytes(&shape, 64) == 1 + 8 * bits);
+        CHECK(pccl_quantized_bytes(&shape, 65) == 1 + 8 * bits + 2);
+        CHECK(pccl_quantized_bytes(&shape, 5) == 1 + bits);
+        shape.quantized_dtype = with_levels[1 - k].code;
+        CHECK(!pccl_quant_valid(&shape));
+        const uint32_t blocks[] = {0, 4, 60, 1032};
+        for (size_t b = 0; b < PCCL_COUNT_OF(blocks); b++) {
+            shape = quantized_shape(PCCL_FLOAT32, with_levels[k].quantization, with_levels[k].code, blocks[b]);
+            CHECK(!pccl_quant_valid(&shape));
+        }
+        for (uint32_t dtype = 0; dtype < PCCL_DTYPE_COUNT; dtype++) {
+            shape = quantized_shape(dtype, with_levels[k].quantization, with_levels[k].code, 1024);
+            CHECK(pccl_quant_valid(&shape) == (dtype == PCCL_FLOAT32));
+        }
+    }
+}
+
+/* Levels are those of the format, whatever the CPU. */
+static void test_levels_golden(void)
+{
+    const float x[9] = {0.25f, -4, 1, -0.0f, 2, -1, 0, 8, 3};
+    static const uint8_t sign[] = {181, 0x2a, 183, 0}, lloyd_max[] = {184, 0x4c, 0x84, 183, 0x02};
+    float back[9];
+    EACH_LEVEL {
+        pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_SIGN, PCCL_CODE_UINT1, 8);
+        pccl_kernel_quantize(&shape, x, 9, wires[0]); /* of a mean magnitude of 2.03, and of 3 */
+        CHECK_MSG(memcmp(wires[0], sign, sizeof sign) == 0, "%u %02x %u %02x", wires[0][0], wires[0][1], wires[0][2],
+            wires[0][3]);
+        pccl_kernel_dequantize(&shape, wires[0], 9, back);
+        CHECK(back[0] == 2 && back[1] == -2 && back[3] == -2 && back[6] == 2);
+        shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_LLOYD_MAX, PCCL_CODE_UINT2, 8);
+        pccl_kernel_quantize(&shape, x, 9, wires[0]); /* of a root mean square of 3.28, and of 3 */
+        CHECK_MSG(memcmp(wires[0], lloyd_max, sizeof lloyd_max) == 0, "%u %02x %02x %u %02x", wires[0][0], wires[0][1],
+            wires[0][2], wires[0][3], wires[0][4]);
+        pccl_kernel_dequantize(&shape, wires[0], 9, back);
+        const float scale = 0x1.ae89fap+1f; /* 2^(7/4) */
+        CHECK(back[0] == 0.4528f * scale && back[1] == -1.510f * scale && back[7] == 1.510f * scale);
+    }
+}
+
+/* Means over many normally distributed elements, of blocks of any length and from any one on. */
+static void test_levels_error(void)
+{
+    enum { COUNT = 1000 };
+    static float x[COUNT], back[COUNT], part[COUNT], expected[COUNT];
+    const size_t blocks[] = {8, 24, 64, 1024};
+    double square = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        x[i] = 0;
+        for (int k = 0; k < 12; k++)
+            x[i] += random_unit() * 1e-3f;
+        square += (double)x[i] * (double)x[i];
+    }
+    for (size_t k = 0; k < 2; k++)
+        for (size_t b = 0; b < PCCL_COUNT_OF(blocks); b++) {
+            pccl_op_shape shape =
+                quantized_shape(PCCL_FLOAT32, with_levels[k].quantization, with_levels[k].code, (uint32_t)blocks[b]);
+            shape.reduce_op = PCCL_SUM;
+            EACH_LEVEL {
+                const size_t bytes = pccl_quantized_bytes(&shape, COUNT);
+                memset(wires[0] + bytes, GUARD, GUARD_BYTES);
+                pccl_kernel_quantize(&shape, x, COUNT, wires[0]);
+                for (size_t i = 0; i < GUARD_BYTES; i++)
+                    CHECK(wires[0][bytes + i] == GUARD);
+                pccl_kernel_dequantize(&shape, wires[0], COUNT, back);
+                double error = 0;
+                for (size_t i = 0; i < COUNT; i++)
+                    error += ((double)back[i] - (double)x[i]) * ((double)back[i] - (double)x[i]);
+                CHECK_MSG(error < (k == 0 ? 0.14 : 0.41) * square, "%g of it", error / square);
+                pccl_quant_dequantize_reduce(&shape, part, x, wires[0], COUNT);
+                pccl_kernel_reduce(PCCL_FLOAT32, PCCL_SUM, expected, x, back, COUNT);
+                CHECK(memcmp(part, expected, sizeof part) == 0);
+            }
+        }
+}
+
+static void test_levels_marks_and_extremes(void)
+{
+    static const float not_finite[] = {NAN, INFINITY, -INFINITY, 3e38f};
+    float x[24], back[24];
+    for (size_t k = 0; k < 2; k++) {
+        const pccl_op_shape shape = quantized_shape(PCCL_FLOAT32, with_levels[k].quantization, with_levels[k].code, 8);
+        EACH_LEVEL {
+            for (size_t m = 0; m < PCCL_COUNT_OF(not_finite); m++) {
+                for (size_t i = 0; i < 24; i++)
+                    x[i] = i < 8 ? 1 : 0;
+                x[9] = not_finite[m];
+                pccl_kernel_quantize(&shape, x, 24, wires[0]);
+                pccl_kernel_dequantize(&shape, wires[0], 24, back);
+                for (size_t i = 0; i < 24; i++)
+                    CHECK(i / 8 == 1 ? isnan(back[i]) : i / 8 == 0 ? fabs((double)back[i]) > 0.4 : back[i] == 0);
+            }
+            for (int exponent = -43; exponent < 19; exponent++) {
+                for (size_t i = 0; i < 8; i++)
+                    x[i] = ldexpf(i % 2 ? -1 : 1, exponent);
+                pccl_kernel_quantize(&shape, x, 8, wires[0]);
+                pccl_kernel_dequantize(&shape, wires[0], 8, back);
+                for (size_t i = 0; i < 8; i++)
+                    CHECK(back[i] == x[i] * (k == 0 ? 1.510f : 1));
+            }
+            for (size_t i = 0; i < 8; i++)
+                x[i] = 1e-20f;
+            pccl_kernel_quantize(&shape, x, 8, wires[0]);
+            pccl_kernel_dequantize(&shape, wires[0], 8, back);
+            for (size_t i = 0; i < 8; i++)
+                CHECK(back[i] == 0);
+            for (size_t round = 0; round < 300; round++) { /* hostile bytes mean some float, or NaN */
+                for (size_t i = 0; i < 1 + with_levels[k].bits; i++)
+                    wires[0][i] = (uint8_t)(i == 0 ? round : random_u64());
+                pccl_kernel_dequantize(&shape, wires[0], 8, back);
+                for (size_t i = 0; i < 8; i++)
+                    CHECK(wires[0][0] == 255 ? isnan(back[i]) : fabs((double)back[i]) < 0x1p20);
+            }
+        }
+    }
+}
+
 int main(void)
 {
+    RUN(test_levels_shapes);
+    RUN(test_levels_golden);
+    RUN(test_levels_error);
+    RUN(test_levels_marks_and_extremes);
     RUN(test_quant_shapes);
     RUN(test_quant_golden);
     RUN(test_quant_error);

@@ -1,6 +1,7 @@
 /* The unexpected queue: keys that a peer chooses must not all fall into one chain, and nothing stays for ever. */
 #include "unexpected.h"
 #include "check.h"
+#include "siphash.h"
 #include "table.h"
 
 #include <stdlib.h>

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pccl import __version__
-from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
+from pccl.cli import bench, demo, doctor, launch, master, plan, status, stress, trace
 from pccl.cli.output import OutputError, show
 
 COMPLETION = """\
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action="version", version=f"pccl {__version__}")
     subparsers = result.add_subparsers(metavar="COMMAND", required=True, parser_class=_Subparser)
-    for module in (master, status, doctor, trace, launch, demo, bench, stress):
+    for module in (master, status, doctor, trace, launch, plan, demo, bench, stress):
         module.add_parser(subparsers)
     completion = subparsers.add_parser(
         "completion",

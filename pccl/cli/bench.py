@@ -44,7 +44,8 @@ quantizations, with --quantize:
                            TYPE: uint8 (default), int8, uint16, int16, uint4, int4
                            also :block=N, the number of elements that share a scale
   cast:bfloat16            16-bit floats; also cast:float16
-  any of them with         :stochastic rounding, and its :seed=N
+  lloyd-max, sign          codes of 2 bits and 1 bit; also :block=N
+  the first three with     :stochastic rounding, and its :seed=N
   for example              --quantize none,min-max,zero-point-scale:int4:block=128,cast:bfloat16
 
 in the table:

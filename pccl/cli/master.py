@@ -31,6 +31,8 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN, help=help_text)
     help_text = "admit only peers that know the token in this file (default: PCCL_TOKEN, if it is set)"
     option("--token-file", metavar="FILE", help=help_text)
+    help_text = "the run's name: refuse peers that belong to a run with another name (default: PCCL_RUN, if it is set)"
+    option("--run", dest="run_name", metavar="NAME", help=help_text)
     help_text = "seconds without a heartbeat after which a peer or the master is lost (default: PCCL_PEER_TIMEOUT or 5)"
     option("--peer-timeout", metavar="SECONDS", type=float, help=help_text)
     help_text = "threads per peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)"
@@ -91,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
                 standby_of=arguments.standby_of,
                 state=arguments.state,
                 start=arguments.start,
+                run_name=arguments.run_name,
             )
             node.run()
             print_line(f"pccl master listening on {node.address}")

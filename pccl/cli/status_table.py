@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pccl.status import label, peers_named
+from pccl.status import label, peers_named, tag_named
 
 if TYPE_CHECKING:
     from pccl.status import MemberStatus, RunStatus
@@ -38,11 +38,13 @@ def _head(status: RunStatus) -> list[Text]:
     return [
         Text.assemble(
             ("run ", "dim"),
-            (status.run, "bold"),
+            (status.run_name or status.run, "bold"),
             ("" if status.role == "leading" else f"  {status.role}", "bold yellow"),
             f"  view {status.view}{changing}, term {status.term}, up {span(status.uptime_s)}, pccl {status.version}",
         ),
-        Text(
+        Text(status.recovery, style="yellow")
+        if status.recovery
+        else Text(
             f"{accepted} peers, {len(status.members) - accepted + status.held} waiting; {totals.joins} joins, "
             f"{totals.losses} losses, {totals.leaves} left, {totals.reconnects} reconnects"
         ),
@@ -55,7 +57,7 @@ def _head(status: RunStatus) -> list[Text]:
 
 
 def _hold(status: RunStatus) -> Iterable[Text]:
-    if status.held_for:
+    if status.held_for and (status.held or not status.recovery):
         yield Text(f"newcomers are held: this master waits for {status.held_for}", style="yellow")
 
 
@@ -97,8 +99,8 @@ def _links(status: RunStatus) -> Iterable[Table]:
         table = _table("from", "to", "measured", "round trip", "ago", title=_titled("Links of the rings", len(known)))
         for link in known[:LINKS_SHOWN]:
             table.add_row(
-                Text(_label(status, link.sender)),
-                Text(_label(status, link.receiver)),
+                _in_brief(status, link.sender),
+                _in_brief(status, link.receiver),
                 f"{link.bytes_per_s * 8e-6:,.1f} Mbit/s",
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 span(link.age_s),
@@ -118,8 +120,8 @@ def _traffic(status: RunStatus) -> Iterable[Table]:
             table.add_column(column, justify="right")
         for peer, link in known[:LINKS_SHOWN]:
             table.add_row(
-                Text(_label(status, peer)),
-                Text(_label(status, link.peer)),
+                _in_brief(status, peer),
+                _in_brief(status, link.peer),
                 f"{size(link.tx_bytes_per_s)}/s",
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 f"{link.round_trip_s_min * 1e3:.2f} ms",
@@ -139,6 +141,10 @@ def _label(status: RunStatus, peer: int) -> str:
     return label(peer, _names(status).get(peer, ""))
 
 
+def _in_brief(status: RunStatus, peer: int) -> Text:
+    return Text(_label(status, peer), no_wrap=True, overflow="ellipsis")
+
+
 def _names(status: RunStatus) -> dict[int, str]:
     return {loss.peer: loss.name for loss in status.losses} | {each.peer: each.name for each in status.members}
 
@@ -149,6 +155,10 @@ def _peers(status: RunStatus) -> Table:
     table = _table("peer", *(["group"] if has_groups else []), "address", "state")
     for column in ("sent/s", "recv/s"):
         table.add_column(column, no_wrap=True, justify="right")
+    has_figures = any(member.figures for member in status.members)
+    if has_figures:
+        table.add_column("waited", justify="right")
+        table.add_column("reports")
     for member in status.members:
         table.add_row(
             Text(label(member.peer, member.name)),
@@ -157,8 +167,13 @@ def _peers(status: RunStatus) -> Table:
             Text("; ".join([member.state, *waits(member, names)]), style=STYLES.get(member.state, "")),
             size(member.traffic.tx_bytes_per_s),
             size(member.traffic.rx_bytes_per_s),
+            *([Text(f"{member.traffic.waited:.0%}"), Text(_figures(member))] if has_figures else []),
         )
     return table
+
+
+def _figures(member: MemberStatus) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in member.figures.items())
 
 
 def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
@@ -170,7 +185,7 @@ def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
         missing = f" for {named(member.waiting.missing)}" if member.waiting.missing else ""
         yield f"{member.waiting.call}{missing}, {span(member.waiting.for_s)}"
     for op in member.stalled_ops:
-        yield f"{op.call} with tag {op.tag}{f' for {named(op.missing)}' if op.missing else ''}"
+        yield f"{op.call} with {tag_named(op.tag)}{f' for {named(op.missing)}' if op.missing else ''}"
     if member.answer_due_s is not None:
         yield f"the master waits for its answer, {span(member.answer_due_s)}"
     if not member.is_heard:

@@ -78,6 +78,18 @@ def callers_tag(tag: int) -> int:
     return tag & PAIR_TAG_MAX if tag & PAIR_BIT else tag
 
 
+TRAINING_TAGS = 1 << 62
+"""The first of the tags that `pccl.training` uses by itself, eight for each tag of an object."""
+_TRAINING = ("digests", "objects", "buffers", "samples", "last digests", "objects", "objects", "objects")
+
+
+def tag_named(tag: int) -> str:
+    """Return a tag of `callers_tag` for use in a sentence: `tag 5`, or what `pccl.training` uses it for."""
+    if tag < TRAINING_TAGS:
+        return f"tag {tag}"
+    return f"pccl.training's tag for {_TRAINING[tag % 8] if tag < PAIR_BIT - 1 else 'options'}"
+
+
 def call_of(tag: int, rank: int) -> str:
     """Return what the peer with this rank called: "send", "recv", or "op" if all take part."""
     ranks = ranks_of(tag)

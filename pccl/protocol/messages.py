@@ -62,6 +62,9 @@ full-size packets: see `runtime.network.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
+FIGURES_MAX = 16
+FIGURE_CHARACTERS_MAX = 64
+FigureName = Annotated[str, msgspec.Meta(max_length=FIGURE_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
 
 
@@ -175,6 +178,8 @@ class Hello(Message, frozen=True):
     master_timeout_s: float = MASTER_TIMEOUT_S
     place: int = -1
     """The position in its group's ring that the sender requests if it is one of the first peers; -1: none."""
+    run_name: str = ""
+    """The user's name for the run. Two parties of one run may not have different names; an empty name matches any."""
 
 
 class HeartbeatHello(Message, frozen=True):
@@ -201,6 +206,7 @@ class Resume(Message, frozen=True):
     """Whether the peer knows that it was accepted. A newcomer may have been accepted without receiving Install."""
     session: Secret = b""
     master_timeout_s: float = MASTER_TIMEOUT_S
+    run_name: str = ""
 
 
 class Reattach(Message, frozen=True):
@@ -464,6 +470,8 @@ class Report(Message, frozen=True):
     """Milliseconds for which such ops have been in flight without one of them ending. This may decrease."""
     at_ms: Count = 0
     """The time of the report on the peer's own clock."""
+    figures: Annotated[list[tuple[FigureName, float]], msgspec.Meta(max_length=FIGURES_MAX)] = []
+    """Figures from the peer's program, such as its step and loss. They may decrease."""
 
 
 # Master to peer.

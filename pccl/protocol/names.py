@@ -21,6 +21,16 @@ def is_name(text: str) -> bool:
     return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
+def run_mismatch(masters: str, peers: str) -> str:
+    """Return why a peer with this run name cannot join a master with the other, or "". An empty name matches any."""
+    if not masters or not peers or masters == peers:
+        return ""
+    return (
+        f"this master serves run {masters!r}, but this peer belongs to run {peers!r} (PCCL_RUN): use another master, "
+        f"or give both the same name"
+    )
+
+
 def label(peer: int, name: str) -> str:
     """Return a peer's name for tables and prefixes: `2 (vm:8141)`."""
     return f"{peer} ({name})" if name else str(peer)

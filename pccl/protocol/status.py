@@ -51,6 +51,8 @@ class PeerTraffic(msgspec.Struct, frozen=True):
     tx_bytes_per_s: float = 0.0
     rx_bytes_per_s: float = 0.0
     links: list[LinkTraffic] = []
+    waited: float = 0.0
+    """Share of the last few seconds during which the program waited for ops of the whole group."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -70,6 +72,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """Seconds since the master requested an answer to a membership change that the peer has not sent yet."""
     is_heard: bool = True
     traffic: PeerTraffic = PeerTraffic()
+    figures: dict[str, float] = {}
+    """Figures from the peer's program (`Communicator.report`); `step_s` is the time per step."""
 
 
 class LinkFigures(msgspec.Struct, frozen=True):
@@ -161,10 +165,20 @@ class RunStatus(msgspec.Struct, frozen=True):
     losses: list[Loss]
     events: list[Event]
     role: str = "leading"
-    """"leading"; "vacant": the master has no peers yet; "standby": it waits to take over a run."""
+    """"leading"; "vacant": the master has no peers yet; "standby": it waits to take over a run; "recovering": it waits
+    for the peers of a run that have lost their master (`recovery`)."""
     findings: list[Finding] = []
     """Peers that the others currently wait for, the longest wait first."""
     held: int = 0
     """Number of newcomers whose admission the master delays."""
     held_for: str = ""
     """What the master waits for before newcomers may start a run, how long it will wait, and how to skip the wait."""
+    recovery: str = ""
+    """Which peers of a run have come back to a restarted master, and how long it waits for the others; empty if it
+    waits for none."""
+    hour: Course = Course(1.0, [])
+    """Like `course`, over the last hour in longer steps."""
+    address: str = ""
+    """The "host:port" at which new peers can probably reach the master."""
+    run_name: str = ""
+    """The user's name for the run, if it has one."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pccl.protocol.completion import callers_tag, ranks_of
+from pccl.protocol.completion import callers_tag, ranks_of, tag_named
 from pccl.protocol.messages import OpRef, Report
 from pccl.protocol.names import NameOf
 from pccl.protocol.status import Finding
@@ -235,11 +235,11 @@ def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: NameOf, now: floa
         return []
     found = []
     for peer in missing[:ABSENT_NAMED_MAX]:
-        what = f"the op with tag {callers_tag(op.tag)}"
+        what = f"the op with {tag_named(callers_tag(op.tag))}"
         text = f"{name(peer)} has not called {what}; {_peers(len(waiting[op]))} waited in it for {waited_s:.0f} s"
         if peer in elsewhere:
-            tag = callers_tag(elsewhere[peer].tag)
-            text += f"; it waits in the op with tag {tag}: do all peers call the same ops in the same order?"
+            tag = tag_named(callers_tag(elsewhere[peer].tag))
+            text += f"; it waits in the op with {tag}: do all peers call the same ops in the same order?"
         found.append(Finding(ABSENT, peer, group.group, text))
     return found
 

@@ -11,12 +11,15 @@ import io
 import math
 import os
 import queue
+import secrets
+import shlex
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -26,6 +29,7 @@ from pccl.tools.harness import Child, Copy, Event, Guard, local_environment, mas
 from pccl.tools.report import PlanError
 
 LINE_CHARACTERS_MAX = 1 << 20
+RUN_CHARACTERS_MAX = 100
 SLOW_START_S = 5.0
 SIGNAL_POLL_S = 1.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -99,6 +103,16 @@ def store_address(these: Nodes, master: str | None, environment: Mapping[str, st
     return host or "127.0.0.1", port or str(_free_port())
 
 
+def run_name(these: Nodes, given: str | None, master: str | None, script: str, environment: Mapping[str, str]) -> str:
+    """Return the run's name: the given one, else the script's name, which all nodes know, and a random suffix if no
+    other node must know it. Return "", which matches any run, for a running master that may serve other programs."""
+    known = given if given is not None else environment.get("PCCL_RUN", "")
+    if known or (these.count == 1 and master is not None):
+        return known
+    name = "".join(filter(str.isprintable, os.path.basename(script)))[:RUN_CHARACTERS_MAX]
+    return name if these.count > 1 else f"{name}-{secrets.token_hex(3)}"
+
+
 def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
     rank, world_size = these.rank * count + index, these.count * count
     return {
@@ -128,6 +142,20 @@ def _free_port() -> int:
         return port
 
 
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10")
+NOT_PASSED_ON = {"PCCL_MASTER", "PCCL_RUN", "PCCL_LAUNCH_INDEX", "PCCL_LAUNCH_COUNT"}
+
+
+def shell_script(first: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a script that runs `pccl launch` with these arguments, in this directory and with this interpreter. A
+    shell reads it from its standard input, so that no process list shows the token. `first` is the first host."""
+    passed_on = {name: value for name, value in environment.items() if name.startswith("PCCL_")}
+    exports = {"MASTER_ADDR": first, **{name: passed_on[name] for name in passed_on.keys() - NOT_PASSED_ON}}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
+    command = shlex.join([sys.executable, "-m", "pccl", "launch", "--until-eof", *arguments])
+    return "\n".join([f"cd {shlex.quote(os.getcwd())} || exit", *lines, f"exec {command}", ""])
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     command: Sequence[str]
@@ -135,6 +163,7 @@ class LaunchOptions:
     nodes: Nodes = Nodes()
     master: str | None = None
     """The address of a running master; None starts a master at `listen`."""
+    run_name: str = ""
     listen: str = "127.0.0.1:0"
     http: str | None = None
     fail_fast: bool = False
@@ -142,6 +171,10 @@ class LaunchOptions:
     tolerate_losses: bool = False
     """Copies ended by a signal do not count as failures."""
     grace_s: float = 10.0
+    hosts: Sequence[tuple[str, str]] = ()
+    """Machines to reach by ssh, each with the script for its shell. They run the copies instead of this machine."""
+    until_eof: bool = False
+    """The end of standard input counts as SIGTERM."""
 
 
 class LinePrinter:
@@ -199,7 +232,11 @@ class Supervisor:
 
     def run(self) -> int:
         with self._signals_as_events():
-            if self._options.master is None:
+            if self._options.until_eof:
+                threading.Thread(target=self._await_eof, daemon=True).start()
+            if self._options.hosts:
+                self._start_hosts()
+            elif self._options.master is None:
                 self._start_master()
             else:
                 self._start_scripts(self._options.master)
@@ -227,10 +264,26 @@ class Supervisor:
         shown = ["--http", self._options.http] if self._options.http is not None else []
         command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
         self._slow_start_at_s = time.monotonic() + SLOW_START_S
-        self._master = self._start("[master]", command, {"PCCL_STATE": "", **os.environ}, None)
+        environment = {"PCCL_STATE": "", **os.environ, "PCCL_RUN": self._options.run_name}
+        self._master = self._start("[master]", command, environment, None)
 
-    def _start(self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None) -> Child:
-        """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events."""
+    def _start_hosts(self) -> None:
+        for number, (host, script) in enumerate(self._options.hosts):
+            colour = COLOURS[number % len(COLOURS)]
+            command = [*SSH, host, "sh", "-s"]
+            self._scripts.append(self._start(f"[{host}]", command, dict(os.environ), colour, script.encode()))
+
+    def _await_eof(self) -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._events.put(signal.SIGTERM)
+
+    def _start(
+        self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None, script: bytes = b""
+    ) -> Child:
+        """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events.
+        Its standard input is empty or, with `script`, stays open after this text."""
         child = Child(
             name,
             command,
@@ -240,7 +293,12 @@ class Supervisor:
             stdout=None if colour is None else self._copy(1, self._stdout, name, colour),
             stderr=self._copy(2, self._stderr, name, COLOUR_MASTER if colour is None else colour),
         )
-        child.close_input()
+        assert child.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            child.popen.stdin.write(script)
+            child.popen.stdin.flush()
+        if not script:
+            child.close_input()
         self._running.add(child)
         return child
 
@@ -254,7 +312,7 @@ class Supervisor:
         store = store_address(options.nodes, options.master, os.environ)
         for index in range(options.count):
             own = variables(options.nodes, options.count, index, master, store)
-            environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
+            environment = {**inherited, **own, "PCCL_RUN": options.run_name, "PYTHONUNBUFFERED": "1"}
             if not options.sets_ranks:
                 environment = {name: value for name, value in environment.items() if name not in TORCHRUNS}
             name = f"[{own['PCCL_LAUNCH_INDEX']}]"
@@ -349,8 +407,12 @@ class Supervisor:
 
     def _send(self, processes: set[Child] | list[Child], number: signal.Signals) -> None:
         for process in processes:
-            if process in self._running:
+            if process not in self._running:
+                continue
+            if not self._options.hosts or number == signal.SIGKILL:
                 process.popen.send_signal(number)
+            elif number in TERMINATING:  # ssh does not pass signals on; the launcher there sees the end of its input
+                process.close_input()
 
     @contextmanager
     def _signals_as_events(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ def check_outputs(json: str | None, plot: str | None = None) -> None:
         try:
             from matplotlib.backends.backend_agg import FigureCanvasAgg
         except ImportError:
-            raise ToolError("--plot needs matplotlib: pip install 'pccl-collectives[plot]'") from None
+            raise ToolError("--plot needs matplotlib: pip install '.[plot]' in a clone of pccl") from None
         if Path(plot).suffix.lstrip(".").lower() not in FigureCanvasAgg.get_supported_filetypes():
             raise ToolError(f"--plot {plot}: not a known kind of image; use a name such as curve.png or curve.svg")
     for option, path in (("--json", json), ("--plot", plot)):

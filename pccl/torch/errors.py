@@ -114,7 +114,8 @@ class Names:
         if error.result is Result.MASTER_CONNECTION_FAILED and self.is_first_rank_master:
             reason = f"{self.of(0)} is lost or cannot be reached; its process ran the group's master: {reason}"
             lost = lost or [0]
-        advice = ADVICE.get(error.result, "")
+        is_local = error.result is Result.TIMEOUT and "aborted on all" not in error.message
+        advice = "" if is_local else ADVICE.get(error.result, "")
         gone = f" ({', '.join(self.of(rank) for rank in lost)} lost)" if lost else ""
         # Programs recognize a timeout of c10d's backends by these words.
         kind = "TIMEOUT: Timed out after waiting" if error.result is Result.TIMEOUT else error.result.name

@@ -58,7 +58,10 @@ class _WantedWork(PCCLWork):
     def expire(self) -> None:
         if self.is_completed() or self._left_s() > 0 or not self._withdraw(self):
             return
-        text = f"{self._what} within {self._timeout_s:g} s"
+        text = (
+            f"{self._what} within {self._timeout_s:g} s. Only this recv has ended, and its tensor is unchanged: a "
+            "tensor that arrives later is kept for the next recv with this tag"
+        )
         self.end(None, self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
 
 

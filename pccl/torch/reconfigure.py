@@ -137,8 +137,18 @@ class Reconfigurer:
                 f"only processes of the new world may call it"
             )
         if uuid in self._used:
-            raise RendezvousError(f"the uuid {uuid} was already used; use a new one for each reconfigure")
+            text = f"the uuid {uuid} was already used; use a new one for each reconfigure"
+            self._refuse(uuid, known, text)
+            raise RendezvousError(text)
         return known
+
+    def _refuse(self, uuid: int, known: Sequence[Handle], text: str) -> None:
+        """Make the other ranks' check-ins fail, because this process does not take part."""
+        rank = known.index(self.handle)
+        with suppress(RendezvousError, RuntimeError):  # the others then wait until their timeouts
+            store = self._store if rank == 0 else _store_of(known[0], time.monotonic() + PROBE_S)
+            if not store.check([f"{uuid}/failed"]):
+                store.set(f"{uuid}/failed", f"rank {rank} ({known[rank].name}) refused it: {text}")
 
     def enter(self, uuid: int, known: Sequence[Handle], timeout_s: float, group: str) -> World:
         """Form a world with the ranks from `members`. Raises RendezvousError, PCCLError."""

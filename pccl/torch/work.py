@@ -9,9 +9,11 @@ continues the call if its steps are *light*, i.e. only inspect results; otherwis
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -30,10 +32,24 @@ from pccl.types import Result
 EXPIRY_S = 1.0
 """The number of seconds between two attempts to abort a work after its deadline."""
 
+LISTS_OF_TENSORS = """
+def wait_for(over: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(over)
+    return tensors
+
+def start(over: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(wait_for, over, tensors)
+"""
+
 Steps = Generator[OpSpec, None, Any]
 
 _in_registry: dict[int, PCCLWork] = {}
 """Works registered with c10d, kept here because c10d's registry keeps only a work's C++ part alive."""
+
+
+_small: deque[PCCLWork] = deque(maxlen=64)
+"""The last works on single elements that Python dropped. DDP's reducer asks such a work in the backward pass of `join`,
+but keeps only its C++ part alive."""
 
 
 def seconds(timeout: Any, default_s: float) -> float:
@@ -103,6 +119,10 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self._done = Latch()
         self._callbacks: list[Callable[[], None]] = []
         self._futures: list[Any] = []
+
+    def __del__(self) -> None:
+        if len(self._tensors) == 1 and self._tensors[0].numel() == 1:
+            _small.append(self)
 
     # Execution.
 
@@ -273,6 +293,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
         over: Any = torch.futures.Future(devices=devices or None)
         future = over.then(lambda _: self._delivered())
+        if self.title == "allreduce" and self._tensors[0].dtype is torch.half:
+            future = _typed().start(future, list(self._tensors))
         with self._lock:
             if not self._done.is_set():
                 self._futures.append(over)
@@ -287,6 +309,13 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         if self._error is not None:
             raise self._error
         return self._value
+
+
+@cache
+def _typed() -> Any:
+    """Return functions whose futures hold a list of tensors that C++ code can read, as DDP's built-in FP16 hook does.
+    The future of a Python callback holds a Python object instead."""
+    return torch.jit.CompilationUnit(LISTS_OF_TENSORS)
 
 
 def _complete(futures: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pccl.flight_recorder import OpRecord, PeerTrace, Recording, Trace, gaps
-from pccl.status import label
+from pccl.status import label, tag_named
 from pccl.trace.clocks import Shift, shifts
 
 TAGS_DRAWN = 64
@@ -118,7 +118,7 @@ def _size(size_bytes: int) -> str:
 
 def _tag(tag: int) -> str:
     if not tag & PAIR_BIT:
-        return f"tag {tag}"
+        return tag_named(tag)
     sender, receiver, plain = tag >> 49 & 0x3FFF, tag >> 35 & 0x3FFF, tag & (1 << 35) - 1
     return f"rank {sender} to {receiver}, tag {plain}"
 

@@ -1,4 +1,5 @@
-"""A training step on all peers (begin, claim, averages, land, commit, admit, end) and its report."""
+"""A training step on all peers (begin, claim, averages, land, commit, admit, end) and its report; and the base of the
+training classes, which comes back to the run if a step fails because this peer was evicted or lost the master."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from pccl import Communicator, PCCLError
 from pccl.training.group.membership import Admission, Membership
 from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
+from pccl.training.state.checkpoint import Checkpointed
 from pccl.training.state.replicated_state import ReplicatedState
 
 Report = TypeVar("Report", bound="StepReport")
@@ -24,6 +27,9 @@ class StepReport:
     world_size: int
     admitted: bool
     """Whether newcomers were admitted at the end of the step."""
+    rejoined: bool
+    """Whether this peer was evicted, or lost the master, and has come back with the run's state instead of making a
+    step: what it had computed is lost."""
     aborted: int
     tx_bytes: int
     rx_bytes: int
@@ -32,15 +38,27 @@ class StepReport:
     waited_s: float
     """Seconds that the computation waited for the network."""
 
+    def __str__(self) -> str:
+        """Return the fields that people read, in one line."""
+        size = f"{self.tx_bytes / 1e6:.3g} MB sent, waited {self.waited_s:.3g} s"
+        notes = [f"{self.aborted} aborted"] * (self.aborted > 0) + ["admitted newcomers"] * self.admitted
+        notes += ["rejoined"] * self.rejoined + ["skipped"] * getattr(self, "is_skipped", False)
+        peers = "1 peer" if self.world_size == 1 else f"{self.world_size} peers"
+        return ", ".join([f"step {self.revision}: {peers}", size, *notes])
+
 
 class GroupStep:
     """One step in progress. Not thread-safe."""
 
-    def __init__(self, membership: Membership, replicated: ReplicatedState) -> None:
+    def __init__(self, func_name: str, membership: Membership, replicated: ReplicatedState) -> None:
+        self._func_name = func_name
         self._membership = membership
         self._replicated = replicated
         self.outcomes: list[Outcome] = []
         self.admission: Admission | None = None
+        self.rejoined = False
+        self.world_size = 0
+        """The number of peers in the step's update."""
         self.waited_s = 0.0
         self._are_peers_pending: bool | None = None
 
@@ -81,22 +99,39 @@ class GroupStep:
             self._are_peers_pending = self._membership.are_peers_pending()
         return self._are_peers_pending
 
+    @property
+    def is_short(self) -> bool:
+        """Whether all averages had too few peers to continue. The same on all of these peers."""
+        most = max((each.world_size for each in self.outcomes), default=0)
+        return 0 < most < self._membership.hold_below
+
+    def must_admit(self) -> bool:
+        """Return whether `admit` has anything to do. The same on all peers."""
+        return self.is_short or self.are_peers_pending()
+
     def admit(self) -> Admission | None:
-        """Admit the newcomers that are waiting, if any. No op may be in flight."""
+        """Admit the newcomers that are waiting, if any, and more until there are enough. No op may be in flight."""
+        is_short = self.is_short
         if self.are_peers_pending():
             self.admission = self._membership.admit()
+        if self.admission is not None or is_short:
+            world_size = self.admission.world_size if self.admission is not None else 0
+            self.admission = self._membership.hold(self._func_name, world_size, self.admission)
         return self.admission
 
     def end(self) -> None:
         self._replicated.end(self._membership.revision)
 
-    def report(self, kind: type[Report], world_size: int, **more: Any) -> Report:
+    def report(self, kind: type[Report], **more: Any) -> Report:
         """Return the report; `more` are the fields that `kind` adds to `StepReport`."""
         total = combined(self.outcomes or [NOT_MADE])
+        figures = {"loss": more["loss"]} if "loss" in more else {}
+        self._membership.report(step=self._membership.revision, **figures)
         return kind(
             revision=self._membership.revision,
-            world_size=world_size,
-            admitted=self.admission is not None,
+            world_size=0 if self.rejoined else self.world_size,
+            admitted=self.admission is not None and not self.rejoined,
+            rejoined=self.rejoined,
             aborted=total.aborted,
             tx_bytes=total.tx_bytes,
             rx_bytes=total.rx_bytes,
@@ -105,6 +140,60 @@ class GroupStep:
             waited_s=self.waited_s,
             **more,
         )
+
+
+class TrainingLoop(Checkpointed):
+    """The base of the training classes: joining a run, taking part in its steps, and coming back to it."""
+
+    def join(self, peers_min: int = 1) -> Admission:
+        """Join the run, with at least `peers_min` peers if it is new. Raises the errors of `DiLoCo.join`."""
+        admission = self._membership.join(peers_min)
+        self._enter(admission)
+        return admission
+
+    def _enter(self, admission: Admission) -> None:
+        """Continue from the state with which this peer has joined."""
+
+    def _drop(self) -> None:
+        """Discard what belongs to a lost session."""
+        self._replicated.renew(self._communicator)
+
+    @contextmanager
+    def _group_step(self, func_name: str, *, rejoins: bool = True) -> Iterator[GroupStep]:
+        """Guard a group call. If this peer was evicted or the master is lost, rejoin, mark the step as `rejoined` and
+        continue behind the `with` block. Raises PCCLError like `Membership.step` and `Membership.rejoin`."""
+        step = GroupStep(func_name, self._membership, self._replicated)
+        began_s = time.monotonic()
+        try:
+            with self._membership.step(func_name):
+                yield step
+            return
+        except PCCLError as error:
+            if not (rejoins and self._membership.may_rejoin(error)):
+                raise
+            lost = error
+        step.admission, step.outcomes = self._membership.rejoin(func_name, lost, self._drop, self._enter), []
+        step.rejoined, step.waited_s = True, time.monotonic() - began_s
+
+
+OnNonfinite: TypeAlias = Literal["raise", "skip", "leave out"]
+"""What all peers do if one contributes NaN or infinity: skip the update and raise an error, skip it with a WARNING, or
+average the contributions of the others."""
+
+
+def checked_on_nonfinite(given: OnNonfinite | None) -> OnNonfinite | None:
+    """Raises ValueError for another value."""
+    allowed = (*get_args(OnNonfinite), None)
+    if given not in allowed:
+        raise ValueError(f"on_nonfinite {given!r}: must be one of {', '.join(map(repr, allowed))}")
+    return given
+
+
+def nonfinite_text(communicator: Communicator, peers: Collection[int], what: str, is_skipped: bool) -> str:
+    """Return the text that names the peers with a contribution that is not finite, the same on all peers."""
+    named = communicator._inner.session("step").named
+    end = "no peer takes this step" if is_skipped else "the average is over the other peers"
+    return f"{what} of {', '.join(map(named, sorted(peers)))} has NaN or infinity: {end}"
 
 
 def checked_weight(weight: Any) -> float | None:

@@ -35,7 +35,8 @@ def exposition(status: RunStatus) -> tuple[str, bytes]:
         from prometheus_client.registry import Collector
     except ImportError:
         raise NotInstalledError(
-            "metrics need the Prometheus client library where the master runs: pip install 'pccl-collectives[metrics]'"
+            "metrics need the Prometheus client library where the master runs: pip install '.[metrics]' in a clone of "
+            "pccl"
         ) from None
 
     class Snapshot(Collector):
@@ -84,6 +85,11 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
     for call in Kind.ALL:
         waiting.add_metric([call], calls[call])
     yield waiting
+    figures = GaugeMetricFamily("pccl_figure", "What the peers' programs report.", labels=["peer", "name"])
+    for member in status.members:
+        for name, value in member.figures.items():
+            figures.add_metric([str(member.peer), name], value)
+    yield figures
     longest = max((member.waiting.for_s for member in status.members if member.waiting is not None), default=0.0)
     yield GaugeMetricFamily("pccl_longest_wait_seconds", "The longest current wait in a group call.", value=longest)
     stalled = sum(bool(member.stalled_ops) for member in status.members)

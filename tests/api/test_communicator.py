@@ -201,7 +201,7 @@ def quantized(dtype: DataType) -> dict[str, Any]:
         ((ones(8), SUM, {}), (ones(9), SUM, {}), ("8 x FLOAT", "9 x FLOAT")),
         ((ones(8), SUM, {}), (np.ones(8, np.int32), SUM, {}), ("8 x FLOAT", "8 x INT32")),
         ((ones(8), SUM, {}), (ones(8), ReduceOp.MAX, {}), ("SUM of", "MAX of")),
-        ((ones(8), SUM, {}), (ones(8), SUM, quantized(DataType.UINT8)), ("x FLOAT (", "MIN_MAX to UINT8")),
+        ((ones(8), SUM, {}), (ones(8), SUM, quantized(DataType.UINT8)), ("x FLOAT", "MIN_MAX to UINT8")),
         ((ones(0), SUM, {}), (ones(1), SUM, {}), ("0 x FLOAT", "1 x FLOAT")),
     ],
 )
@@ -252,7 +252,7 @@ def test_deadlocked_op_and_group_call_fail(cluster: Cluster, monkeypatch: pytest
     x = ones()
     errors = outcomes([partial(cluster[0].all_reduce, x, op=SUM, tag=6), cluster[1].update_topology])
     assert results(errors) == [Result.INVALID_USAGE] * 2
-    assert all("peers [1] wait in the op with tag 6" in str(error) for error in errors)
+    assert all("peer 1 (" in str(error) and "in the op with tag 6, which" in str(error) for error in errors)
     assert all(re.search(r"peer 2 \(\S+\) in update_topology", str(error)) for error in errors)
     assert np.all(x == 1)
     both = cluster.each(lambda peer, _: peer.all_reduce(ones(), op=SUM, tag=6).world_size)
@@ -503,3 +503,14 @@ def test_calls_after_a_lost_master(name: str) -> None:
     error = refusal(partial(CALLS[name], peer))
     assert (error.result, error.func_name) == (Result.MASTER_CONNECTION_FAILED, name)
     peer.close()
+
+
+def test_rank_is_the_index_of_the_launch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in (2, 0, 3, 1):
+        monkeypatch.setenv("PCCL_LAUNCH_INDEX", str(index))
+        cluster.join()
+    assert [peer.rank for peer in cluster.peers] == [2, 0, 3, 1]
+    assert [peer.rank for peer in cluster.peers] == [peer.membership.rank for peer in cluster.peers]
+    cluster.peers.pop(1).close()
+    until(lambda: {peer.world_size for peer in cluster.peers} == {3}, "the others have seen it")
+    assert [peer.rank for peer in cluster.peers] == [1, 2, 0]

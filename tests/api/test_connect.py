@@ -42,12 +42,6 @@ def server_that(answers: Callable[[socket.socket], None]) -> Iterator[str]:
     thread.join()
 
 
-def a_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 # The wrong master.
 
 
@@ -162,8 +156,8 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_at_every_port_has_no_effect(cluster: Cluster, kind: str) -> None:
-    ports = [a_free_port() for _ in range(2)]
+def test_garbage_at_every_port_has_no_effect(cluster: Cluster, kind: str, new_port: Callable[[], int]) -> None:
+    ports = [new_port() for _ in range(2)]
     for port in ports:
         cluster.join(1, listen=f"127.0.0.1:{port}")
     ports.append(int(cluster.address.rpartition(":")[2]))
@@ -198,16 +192,15 @@ def test_garbage_at_every_port_has_no_effect(cluster: Cluster, kind: str) -> Non
     assert cluster.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
 
 
-def test_newcomer_that_cannot_reach_a_peer_is_rejected(cluster: Cluster) -> None:
-    port = a_free_port()
-    cluster.join(1, advertise=f"127.0.0.1:{port}")
+def test_newcomer_that_cannot_reach_a_peer_is_rejected(cluster: Cluster, nobody: str) -> None:
+    cluster.join(1, advertise=nobody)
     connecting = Background(cluster.new().connect)
     until(cluster[0].are_peers_pending, "it waits")
     cluster[0].update_topology()
     error = connecting.outcome()
     assert error.result is Result.RANK_CONNECTION_FAILED
     assert "peers 1 and 2 cannot connect to each other" in str(error)
-    assert f"127.0.0.1:{port}" in str(error)
+    assert nobody in str(error)
     assert cluster[0].world_size == 1
 
 
@@ -255,11 +248,6 @@ def attempts_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
 
 
-def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 # Peers that start before their master.
 
 
@@ -290,15 +278,14 @@ def test_connect_searches_for_five_minutes(nobody: str) -> None:
 
 
 @pytest.mark.usefixtures("attempts_in_a_row")
-def test_master_that_starts_later_is_found(monkeypatch: pytest.MonkeyPatch, warned: Warned) -> None:
+def test_master_that_starts_later_is_found(monkeypatch: pytest.MonkeyPatch, warned: Warned, nobody: str) -> None:
     monkeypatch.setattr("pccl._session_holder.FIRST_S", 0.1)
     monkeypatch.setattr("pccl._session_holder.EVERY_S", 0.1)
-    address = _free_address()
-    peer = Communicator(address)
+    peer = Communicator(nobody)
     connecting = Background(peer.connect)
-    where = re.escape(address)
+    where = re.escape(nobody)
     until(lambda: warned(rf"connect has waited \d+ s for the master at {where}, attempt \d\d:.*refused"), "it is told")
-    with MasterNode(address, start="new"):
+    with MasterNode(nobody, start="new"):
         connecting.result()
         assert peer.world_size == 1
         peer.close()
@@ -331,9 +318,9 @@ def test_wrong_token_or_service_fails_at_once(is_refused_by: str) -> None:
 # A master answers, and holds newcomers.
 
 
-def test_held_newcomer_is_reported(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_newcomer_is_reported(warned: Warned, monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
-    with MasterNode(_free_address()) as master:
+    with MasterNode(nobody) as master:
         peer = Communicator(master.address)
         connecting = Background(peer.connect)
         where = re.escape(master.address)

@@ -98,20 +98,14 @@ def spy() -> Iterator[Spy]:
     spy.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def patterned(count: int) -> NDArray[np.uint8]:
     """Reduced with the maximum, it stays what it is."""
     return np.frombuffer(PATTERN * count, np.uint8).copy()
 
 
-def join_through(cluster: Cluster, spy: Spy, encrypt: bool) -> None:
-    """Join two peers; links to the first pass through the spy."""
-    spy.target = free_port()
+def join_through(cluster: Cluster, spy: Spy, port: int, encrypt: bool) -> None:
+    """Join two peers. The first listens on `port`, and links to it pass through the spy."""
+    spy.target = port
     cluster.join(1, listen=f"127.0.0.1:{spy.target}", advertise=f"127.0.0.1:{spy.port}", encrypt=encrypt)
     cluster.join(1, encrypt=encrypt)
 
@@ -145,11 +139,13 @@ def test_encrypted_results_are_the_same(node: MasterNode, algorithm: ReduceAlgor
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
-def test_encryption_hides_payload(node: MasterNode, spy: Spy, encrypt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encryption_hides_payload(
+    node: MasterNode, spy: Spy, new_port: Callable[[], int], encrypt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without encryption the same spy sees it all, unless it travels in shared memory."""
     monkeypatch.setenv("PCCL_SHM", "0")
     cluster = Cluster(node.address, token=TOKEN)
-    join_through(cluster, spy, encrypt)
+    join_through(cluster, spy, new_port(), encrypt)
     values = [patterned(20_000) for _ in range(2)]
     cluster.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.MAX))
     assert bytes(values[0]) == PATTERN * 20_000
@@ -164,9 +160,9 @@ def test_encryption_hides_payload(node: MasterNode, spy: Spy, encrypt: bool, mon
     cluster.close_all()
 
 
-def test_encryption_detects_changed_bytes(node: MasterNode, spy: Spy) -> None:
+def test_encryption_detects_changed_bytes(node: MasterNode, spy: Spy, new_port: Callable[[], int]) -> None:
     cluster = Cluster(node.address, token=TOKEN)
-    join_through(cluster, spy, encrypt=True)
+    join_through(cluster, spy, new_port(), encrypt=True)
 
     def damage(some: bytearray) -> None:
         some[-1] ^= 1

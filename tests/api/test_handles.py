@@ -3,6 +3,8 @@ error comes, pccl does not touch them afterwards, and all peers get the same ver
 
 from __future__ import annotations
 
+import gc
+import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import pytest
 from pccl import (
     Communicator,
     MasterNode,
+    MismatchError,
     OpTimeoutError,
     OutcomeUnknownError,
     PCCLError,
@@ -240,6 +243,81 @@ def test_cancel_aborts_op_on_all_peers(cluster: Cluster) -> None:
     assert all(np.all(x == index) for index, x in enumerate(arrays))
     assert handles[0].cancel() is True
     assert cluster.each(lambda peer, _: peer.all_reduce(np.ones(5, np.float32), op=SUM).world_size) == [WORLD] * WORLD
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "unpacks": lambda handle: [*handle.wait()],
+    "indexes": lambda handle: handle.wait()[0],
+    "compares": lambda handle: handle.wait() == (True, Result.SUCCESS, None),
+    "result": lambda handle: refusal(handle.result),
+    "cancel": lambda handle: handle.cancel(),
+}
+NO_LOOKS: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda _: None,
+    "wait": lambda handle: handle.wait(),
+    "done": lambda handle: handle.done(),
+}
+
+
+def failed_op(cluster: Cluster, kind: str = "all_reduce") -> Any:
+    """Return the handle of an op that the other peer has aborted."""
+    handle = getattr(cluster[0].launch, kind)(np.ones(8, np.float32), tag=5)
+    assert isinstance(refusal(partial(cluster[1].all_reduce, np.ones(9, np.float32), tag=5, timeout=60)), MismatchError)
+    until(handle.done, "it has failed")
+    return handle
+
+
+def dropped(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return the records of handles that were dropped with a failure."""
+    return [record for record in caplog.records if record.name == "pccl.handle"]
+
+
+@pytest.mark.parametrize("look", NO_LOOKS)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_failure_that_the_program_never_looks_at_is_one_warning(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, look: str, kind: str
+) -> None:
+    cluster.join(2)
+    handle = failed_op(cluster, kind)
+    NO_LOOKS[look](handle)
+    assert not dropped(caplog)
+    del handle
+    gc.collect()
+    (record,) = dropped(caplog)
+    assert record.levelname == "WARNING"
+    assert "the op with tag 5 failed, and its Async" in record.getMessage()
+    assert "await: INVALID_" in record.getMessage()
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_failure_that_the_program_looks_at_is_no_warning(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, look: str
+) -> None:
+    cluster.join(2)
+    handle = failed_op(cluster)
+    LOOKS[look](handle)
+    del handle
+    gc.collect()
+    assert not dropped(caplog)
+
+
+def test_failure_after_the_handle_was_dropped_is_a_warning(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.join(2)
+    cluster[0].launch.barrier(tag=5)
+    refusal(partial(cluster[1].all_reduce, np.ones(9, np.float32), tag=5))
+    (record,) = until(lambda: dropped(caplog), "it is logged")
+    assert "its AsyncCollectiveHandle was dropped" in record.getMessage()
+
+
+def test_reference_unpacks_the_tuple_of_a_failed_wait(cluster: Cluster) -> None:
+    cluster.join(2)
+    found = failed_op(cluster).wait()
+    is_success, status, info = found
+    assert (is_success, status.name, info) == (False, "INVALID_ARGUMENT", None)
+    assert isinstance(found, tuple)
+    assert not found[0]
+    assert found[1:] == (Result.INVALID_ARGUMENT, None)
+    assert hash(found) == hash((False, Result.INVALID_ARGUMENT, None))
 
 
 def test_cancel_after_the_end_keeps_the_result(cluster: Cluster) -> None:

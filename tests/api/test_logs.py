@@ -14,7 +14,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.logs import FIELDS, AboutLogger, JsonFormatter, TextFormatter
-from tests.support.cluster import Cluster, until
+from tests.support.cluster import Cluster, evict, reduce_once, until
 
 RUN = """
 import numpy as np, pccl
@@ -63,6 +63,31 @@ def test_fields_of_an_aborted_op_and_a_loss(caplog: pytest.LogCaptureFixture) ->
         cluster.close_all()
     (left,) = (record for record in caplog.records if re.match(r"peer 2 \(\S*\) lost: left", record.getMessage()))
     assert vars(left).items() >= {"group": 0, "peer": 2}.items()
+
+
+def test_losses_and_joins_are_warnings_of_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with MasterNode("127.0.0.1:0") as node:
+        cluster = Cluster(node.address)
+        cluster.join(2)
+        assert not caplog.records  # the run is still gathering its peers
+        cluster.each(reduce_once)
+        cluster.join()
+        until(lambda: len(caplog.records) == 2, "both report the newcomer")
+        cluster.close(cluster[2])
+        cluster.join()
+        until(lambda: len(caplog.records) == 4, "a peer that leaves is no loss")
+        evict(node, cluster.peers.pop())
+        cluster.each(reduce_once)
+        until(lambda: len(caplog.records) == 6, "both report the loss")
+        cluster.close_all()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    shown = [re.sub(r"\(.*\)", "(it)", record.getMessage()) for record in caplog.records]
+    assert shown[0::2] == shown[1::2]
+    assert shown[0::2] == [
+        "peer 3 (it) joined; the group has 3 peers",
+        "peer 4 (it) joined; the group has 3 peers",
+        "peer 4 (it) was lost: evicted: silent for 5.0 s; 2 of its group remain",
+    ]
 
 
 def test_text_and_objects_of_one_record() -> None:

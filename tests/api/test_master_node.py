@@ -170,13 +170,25 @@ def test_straggler_is_logged_as_a_warning(monkeypatch: pytest.MonkeyPatch, caplo
     assert record.levelname == "WARNING"
 
 
-def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.delenv("PCCL_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with MasterNode(f"127.0.0.1:{port}") as node, Communicator(node.address) as peer:
+    with MasterNode(nobody) as node, Communicator(node.address) as peer:
         assert peer.world_size == 1
     (directory,) = (tmp_path / "pccl").iterdir()
-    assert directory.name == f"master-{socket.gethostname()}-{port}"
+    assert directory.name == f"master-{socket.gethostname()}-{nobody.rpartition(':')[2]}"
     assert (directory / "master.json").exists()
+
+
+def test_run_name_refuses_a_peer_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MasterNode("127.0.0.1:0", run_name="b") as master:
+        monkeypatch.setenv("PCCL_RUN", "a")
+        error = refusal(Communicator(master.address).connect)
+        assert error.result is Result.MASTER_CONNECTION_FAILED
+        assert "serves run 'b', but this peer belongs to run 'a'" in str(error)
+        for name in ("", "b"):
+            monkeypatch.setenv("PCCL_RUN", name)
+            with Communicator(master.address):
+                assert run_status(master.address).run_name == "b"
+        monkeypatch.setenv("PCCL_RUN", "a\nb")
+        assert refusal(lambda: Communicator(master.address)).result is Result.INVALID_ARGUMENT

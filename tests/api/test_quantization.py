@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from pccl import DataType, PCCLError, QuantizationAlgorithm, QuantizationOptions, ReduceOp, Result
 from pccl._native import ffi, lib
-from pccl.runtime.data_plane.op_request import code_type
+from pccl.runtime.data_plane.op_request import SHORT_CODES, code_type
 from tests.support.cluster import Cluster, run_of
 
 MIN_MAX = QuantizationAlgorithm.MIN_MAX
 ZERO_POINT_SCALE = QuantizationAlgorithm.ZERO_POINT_SCALE
 CAST = QuantizationAlgorithm.CAST
+LLOYD_MAX = QuantizationAlgorithm.LLOYD_MAX
+SIGN = QuantizationAlgorithm.SIGN
 
 EIGHT_BITS = QuantizationOptions()
 FOUR_BITS = QuantizationOptions(bits=4)
@@ -35,6 +37,7 @@ CODES = [
         (DataType.INT16, 16),
     ]
 ]
+LEVELS = [QuantizationOptions(algorithm=LLOYD_MAX), QuantizationOptions(algorithm=SIGN)]
 CASTS = [QuantizationOptions(datatype, CAST) for datatype in (DataType.FLOAT16, DataType.BFLOAT16)]
 
 
@@ -135,6 +138,11 @@ def test_defaults() -> None:
         ({"block_size": -1}, "from 8 to 65536"),
         ({"block_size": 65537}, "from 8 to 65536"),
         ({"bits": 4, "block_size": 33}, "must be even"),
+        ({"algorithm": LLOYD_MAX, "bits": 4}, "LLOYD_MAX has codes of 2 bits"),
+        ({"algorithm": SIGN, "stochastic": True}, "SIGN has codes of 1 bits that are rounded to nearest"),
+        ({"algorithm": SIGN, "quantized_datatype": DataType.INT8}, "must be one of UINT8 for SIGN"),
+        ({"algorithm": SIGN, "block_size": 12}, "must be a multiple of 8 up to 1024, not 12, for SIGN"),
+        ({"algorithm": LLOYD_MAX, "block_size": 1032}, "must be a multiple of 8 up to 1024"),
         ({"seed": -1}, "seed must be .*, not -1"),
         ({"seed": 2**64}, "seed"),
     ],
@@ -144,10 +152,10 @@ def test_wrong_options(arguments: dict[str, object], message: str) -> None:
         QuantizationOptions(**arguments)
 
 
-@pytest.mark.parametrize("algorithm", [MIN_MAX, ZERO_POINT_SCALE, CAST])
+@pytest.mark.parametrize("algorithm", [MIN_MAX, ZERO_POINT_SCALE, CAST, LLOYD_MAX, SIGN])
 def test_options_and_engine_agree_on_what_exists(algorithm: QuantizationAlgorithm) -> None:
-    for datatype, bits, block_size in itertools.product(DataType, (4, 8, 16, 32), (0, 8, 9, 4096)):
-        wanted = block_size or {4: 64}.get(bits, 256) * (algorithm is not CAST)
+    for datatype, bits, block_size in itertools.product(DataType, (1, 2, 4, 8, 16, 32), (0, 8, 9, 4096)):
+        wanted = block_size or {1: 64, 2: 64, 4: 64}.get(bits, 256) * (algorithm is not CAST)
         for dtype in DataType:
             try:
                 options = QuantizationOptions(datatype, algorithm, block_size, bits)
@@ -157,15 +165,15 @@ def test_options_and_engine_agree_on_what_exists(algorithm: QuantizationAlgorith
                 assert options.block_size == wanted
             except ValueError:
                 exists = False
-                code = {DataType.UINT8: lib.PCCL_CODE_UINT4, DataType.INT8: lib.PCCL_CODE_INT4}.get(datatype)
-                if (bits == 4 and code is None) or bits not in (4, 8 * datatype.itemsize):
+                code = SHORT_CODES.get((bits, datatype))
+                if code is None and bits != 8 * datatype.itemsize:
                     continue
                 shape = ffi.new(
                     "pccl_op_shape *",
                     {
                         "dtype": dtype,
                         "quantization": algorithm,
-                        "quantized_dtype": code if bits == 4 else datatype,
+                        "quantized_dtype": datatype if code is None else code,
                         "quantization_block": wanted,
                     },
                 )
@@ -305,7 +313,7 @@ def test_error_of_any_finite_values(data: st.DataObject) -> None:
     assert (np.abs(got.astype(np.float64) - values) <= documented_bound(options, values)).all()
 
 
-@pytest.mark.parametrize("options", CODES, ids=name_of)
+@pytest.mark.parametrize("options", CODES + LEVELS, ids=name_of)
 def test_nan_and_infinity_stay_in_their_block(options: QuantizationOptions) -> None:
     for poison in (np.nan, np.inf, -np.inf):
         values = np.ones(options.block_size * 3, np.float32)
@@ -337,6 +345,47 @@ def test_bytes_on_the_wire() -> None:
     assert {value for name, value in bits.items() if name.endswith("-8")} == {8.25}
     assert {value for name, value in bits.items() if name.endswith("-16") and "CAST" not in name} == {16.25}
     assert {value for name, value in bits.items() if "CAST" in name} == {16}
+
+
+# Codes of 2 bits and 1 bit
+
+
+def leveled(options: QuantizationOptions, values: np.ndarray) -> np.ndarray:
+    """Return decoded values by the formulas of quant_format.h."""
+    blocks = values.reshape(-1, options.block_size).astype(np.float64)
+    magnitudes = np.abs(blocks)
+    if options.algorithm is SIGN:
+        scales = magnitudes.mean(axis=1, keepdims=True)
+    else:
+        scales = np.sqrt((blocks**2).mean(axis=1, keepdims=True))
+    scales = 2 ** (np.round(4 * np.log2(scales)) / 4)
+    levels = scales if options.algorithm is SIGN else np.where(magnitudes >= 0.9816 * scales, 1.510, 0.4528) * scales
+    return np.copysign(levels, blocks).ravel()
+
+
+@pytest.mark.parametrize("options", LEVELS, ids=name_of)
+def test_levels_follow_the_documentation(options: QuantizationOptions) -> None:
+    values = np.random.default_rng(4).normal(size=64 * 500).astype(np.float32) * 1e-3
+    np.testing.assert_allclose(there_and_back(options, values), leveled(options, values), rtol=1e-6)
+    bits = 8 * encode(options, values).size / values.size
+    assert bits == {2: 2.125, 1: 1.125}[options.bits]
+
+
+@pytest.mark.parametrize(("options", "error"), [(LEVELS[0], 0.118), (LEVELS[1], 0.365)], ids=["LLOYD_MAX", "SIGN"])
+def test_error_of_levels(options: QuantizationOptions, error: float) -> None:
+    part = normal_parts(1)[0]
+    assert relative_error(there_and_back(options, part), [part]) < error
+
+
+@pytest.mark.parametrize("options", LEVELS, ids=name_of)
+def test_levels_are_equal_on_all_peers(cluster: Cluster, options: QuantizationOptions) -> None:
+    tensors = normal_parts(3, 50_003)
+    expected = np.sum(tensors, axis=0, dtype=np.float64)
+    cluster.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM, quantization=options))
+    assert all(tensor.tobytes() == tensors[0].tobytes() for tensor in tensors)
+    assert np.corrcoef(tensors[0], expected)[0, 1] > 0.7
+    with pytest.raises(PCCLError, match="encodes FLOAT tensors, not DOUBLE"):
+        cluster[0].all_reduce(np.ones(64), op=ReduceOp.SUM, quantization=options)
 
 
 # Error of sums

@@ -120,3 +120,10 @@ def test_pages_are_in_plain_english() -> None:
 
 def test_changelog_has_the_version() -> None:
     assert f"## {pccl.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_no_text_installs_from_the_package_index() -> None:
+    """pccl is not published there."""
+    texts = [*dialect.prose_files(), *(ROOT / "examples").rglob("*.py")]
+    wrong = re.compile(r"pip install ([^\n`']* )?'?pccl(-collectives)?\b")
+    assert not [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))]

@@ -15,9 +15,9 @@ HEADER = NATIVE / "include" / "pccl_native.h"
 # star also for NAME_*.c and NAME_*.h, which are parts of the same component.
 LAYERS = (
     "pccl_native base",
-    "list os table simd fpenv fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
-    "kernels reduce signs crypto heartbeat pacer growth driver",
-    "quant* frame",
+    "list os siphash simd fpenv fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
+    "table kernels reduce signs crypto heartbeat pacer growth driver bbr",
+    "quant* frame udp_stream",
     "records tiling plans wire*",
     "op*",
     "fast_path host",

@@ -16,7 +16,7 @@ from pccl.protocol import messages as m
 from pccl.runtime.master import requests
 from pccl.runtime.network import clients
 from pccl.runtime.network.clients import PathReport
-from tests.api.test_connect import a_free_port, black_hole
+from tests.api.test_connect import black_hole
 from tests.conftest import Command
 from tests.runtime.network.test_no_master import server, ssh
 from tests.runtime.network.test_tls import CA, master_context
@@ -56,11 +56,11 @@ def test_a_healthy_path(master: MasterNode, command: Command) -> None:
     assert {"reach", "round trip", "clock", "bandwidth", "files", "backlog"} <= {check.name for check in found}
 
 
-def test_for_people(master: MasterNode, command: Command) -> None:
+def test_for_people(master: MasterNode, command: Command, nobody: str) -> None:
     done = command("doctor", master.address)
     assert done.returncode == 0, done.stdout
     assert "\nok     round trip" in done.stdout
-    done = command("doctor", f"127.0.0.1:{a_free_port()}")
+    done = command("doctor", nobody)
     assert done.returncode == 1
     assert "FAILED reach" in done.stdout
     assert "-> start `pccl master --listen" in done.stdout
@@ -116,10 +116,10 @@ def test_clocks_that_differ(master: MasterNode, monkeypatch: pytest.MonkeyPatch)
     assert "s ahead" in clock.text
 
 
-def test_unreachable_peer_port(command: Command) -> None:
+def test_unreachable_peer_port(command: Command, nobody: str) -> None:
     """It would advertise a port that nobody forwards to it."""
     with MasterNode("127.0.0.1:0", token="secret") as node:
-        found = examine(node.address, token="secret", advertise=f"127.0.0.1:{a_free_port()}")
+        found = examine(node.address, token="secret", advertise=nobody)
         check = of(found, "dialled back")
         assert check.verdict == "failed"
         assert "cannot reach this one at 127.0.0.1:" in check.text

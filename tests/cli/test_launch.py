@@ -455,24 +455,20 @@ import pccl, pccl._session_holder as holder
 holder.ATTEMPT_INTERVAL_S = holder.ATTEMPT_INTERVAL_S = 0.02
 holder.FIRST_S = 0.2
 with pccl.Communicator() as comm:
-    comm.wait_for_peers(2)
-    print("world", comm.world_size)
+    print("world", comm.wait_for_peers(2))  # the other peer may leave at once
 """
 
 
-def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     """The second node's copies look for the first one's master, which records nothing on disk."""
     monkeypatch.delenv("PCCL_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     script = tmp_path / "script.py"
     script.write_text(EAGER)
     with ExitStack() as resources:
-        held = resources.enter_context(socket.socket())  # refuses connections, and no other test gets its port
-        held.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*held.getsockname())
         nodes = []
         for rank, where in ((1, "--master"), (0, "--listen")):
-            words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, address, str(script))
+            words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, nobody, str(script))
             process = subprocess.Popen(_pccl(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             resources.callback(process.wait)
             resources.callback(process.kill)
@@ -481,8 +477,123 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             nodes.append((process, Lines(process.stdout), Lines(process.stderr)))
             if rank == 1:  # more than five attempts
                 nodes[0][2].expect(r"\[1\] (?:.* )?connect has waited .* attempt \d\d+: .*Connection refused.*")
-                held.close()
         for (process, stdout, _), rank in zip(nodes, (1, 0), strict=True):
             stdout.expect(rf"\[{rank}\] world 2")
             assert process.wait(TIMEOUT_S) == 0
     assert not (tmp_path / "state").exists()
+
+
+def test_peer_of_another_launch_is_refused_at_this_launchs_master(tmp_path: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os, sys\n"
+        "from pccl import Communicator, PCCLError\n"
+        "own = os.environ['PCCL_RUN']\n"
+        "with Communicator():\n"
+        "    os.environ['PCCL_RUN'] = 'other.py-1'\n"
+        "    try:\n"
+        "        Communicator().connect()\n"
+        "    except PCCLError as error:\n"
+        "        assert own.startswith('script.py-') and repr(own) in str(error) and \"'other.py-1'\" in str(error)\n"
+        "        sys.exit()\n"
+        "sys.exit('it has joined')\n",
+    )
+    done = subprocess.run(_pccl("launch", "-n", "1", script), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+
+
+# Several hosts. A stand-in for ssh runs the commands here.
+
+SSH = """\
+#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+[ "$1" = unreachable ] && { echo "no route to $1" >&2; exit 255; }
+echo "$@" >> "$SSH_LOG"
+shift
+exec "$@"
+"""
+
+
+@pytest.fixture
+def ssh_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SSH_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+def test_hosts_get_ranks_variables_and_prefixes(launch: Launch, ssh_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", "it's secret")
+    run = launch("--hosts", "me@a,b,c", "--run", "r", count=1)
+    run.accept(2)
+    run.tell_all("print(*map(os.environ.get, ('PCCL_TOKEN', 'PCCL_RUN', 'RANK', 'WORLD_SIZE', 'MASTER_ADDR')))")
+    for number, host in enumerate(("me@a", "b", "c")):
+        run.stdout.expect(rf"\[{host}\] \[{number}\] it's secret r {number} 3 a")
+    assert sorted(ssh_log.read_text().splitlines()) == ["b sh -s", "c sh -s", "me@a sh -s"]
+    run.tell_all("sys.exit()")
+    assert run.wait() == 0
+
+
+def test_ctrl_c_ends_all_hosts(launch: Launch, ssh_log: Path) -> None:
+    run = launch("--hosts", "a,b", "--grace", "1000", count=1)
+    run.accept(1)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGTERM
+    assert all(run.is_dead(name) for name in ("0", "1"))
+
+
+def test_hosts_end_with_a_killed_launcher(launch: Launch, ssh_log: Path) -> None:
+    run = launch("--hosts", "a,b", count=1)
+    run.accept(1)
+    run.process.kill()
+    assert all(run.is_dead(name) for name in ("0", "1"))
+
+
+def test_first_host_starts_the_master(tmp_path: Path, ssh_log: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os\n"
+        "from pccl import Communicator\n"
+        "with Communicator() as comm:\n"
+        "    comm.wait_for_peers(2)\n"
+        "    print('met as', os.environ['PCCL_RUN'])\n"
+        "    comm.barrier()\n",
+    )
+    with socket.socket() as held:  # not listening, so that the master can listen there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{held.getsockname()[1]}"
+        command = _pccl(
+            "launch", "--hosts", "127.0.0.1,localhost", "-n", "1", "--listen", listen, "--fail-fast", script
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert len(set(re.findall(r"met as (script\.py-\w+)", done.stdout))) == 1
+    assert sorted(line.partition(" met")[0] for line in done.stdout.splitlines()) == [
+        "[127.0.0.1] [0]",
+        "[localhost] [1]",
+    ]
+
+
+def test_unreachable_host_is_named(tmp_path: Path, ssh_log: Path) -> None:
+    script = _script(tmp_path, "pass")
+    done = _launch_and_wait("--hosts", "a,unreachable", "-n", "1", script)
+    assert done.returncode == 255
+    assert "[unreachable] no route to unreachable" in done.stderr
+    assert "1 of 2 failed: [unreachable] code 255" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--hosts", "a,b", "--nnodes", "2"], "leave out --nnodes"),
+        (["--hosts", "a,,b"], "not a list of host names"),
+        (["--hosts=-oProxyCommand=x"], "not a list of host names"),
+    ],
+)
+def test_wrong_hosts(options: list[str], reason: str) -> None:
+    done = _launch_and_wait(*options, "script.py")
+    assert done.returncode == 2
+    assert reason in done.stderr

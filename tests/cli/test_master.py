@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import pytest
 from pccl import Communicator, PCCLError
 from pccl.status import run_status
 from tests.conftest import Command
-from tests.support.cluster import Background
+from tests.support.cluster import Background, ones, together, until
 
 TIMEOUT_S = 60.0
 READY = "pccl master listening on "
@@ -308,6 +309,61 @@ def test_unusable_state_directory_is_an_error(state_home: Path, command: Command
     done = command("master", "--listen", _free_address(), "--state", str(state_home / "x"))
     assert done.returncode == 1
     assert "cannot keep state in" in done.stderr
+
+
+PUPPET = """
+import sys
+from pccl import Communicator
+peer = Communicator(sys.argv[1], name="the lost one")
+peer.connect()
+peer.wait_for_peers(3)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_restarted_master_says_which_peers_are_back(
+    state_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.2)
+    monkeypatch.setattr("pccl.protocol.wait_reasons.GROWTH", 1.2)
+    address = _free_address()
+    where = address, "--peer-timeout", "10"
+    peers = [Communicator(address, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S) for _ in range(2)]
+    with ExitStack() as resources:
+        process, _ = resources.enter_context(_master(*where))
+        puppet = subprocess.Popen(
+            [sys.executable, "-c", PUPPET, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        resources.enter_context(puppet)
+        resources.callback(puppet.kill)
+        together([partial(_join, peer, 3) for peer in peers])
+        assert puppet.stdout is not None
+        assert puppet.stdout.readline() == "ready\n"
+        waiting = [Background(partial(peer.all_reduce, ones())) for peer in peers]
+        for killed in (process, puppet):
+            killed.kill()
+            killed.wait()
+    says = r"master restarted; 2 of 3 peers are back; waiting for peer \d \(the lost one\), \d+ s left"
+    with caplog.at_level("WARNING", "pccl"), _master(*where):
+        until(lambda: re.fullmatch(says, run_status(address).recovery), "the status says so")
+        caplog.clear()
+        assert run_status(address).role == "recovering"
+        warning = rf"an op has waited \d+ s for the run's master \({says}\); "
+        until(lambda: any(re.match(warning, text) for text in caplog.messages), "a peer warns")
+        assert not [text for text in caplog.messages if "for peer" in text.partition("(")[0]]
+        for each in waiting:
+            assert "(the lost one) was lost" in str(each.outcome())
+        assert [info.world_size for info in together([partial(peer.all_reduce, ones()) for peer in peers])] == [2, 2]
+        until(lambda: run_status(address).recovery == "", "it leads")
+        until(lambda: any("a master leads the run again, after " in text for text in caplog.messages), "peers say so")
+        together([peer.close for peer in peers])
+
+
+def _join(peer: Communicator, world: int) -> None:
+    peer.connect()
+    peer.wait_for_peers(world)
 
 
 def test_hold_of_recorded_run_names_option(state_home: Path) -> None:

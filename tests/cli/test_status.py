@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,10 @@ from pccl.status import (
     Waiting,
     run_status,
 )
+from pccl.training import DiLoCo
 from pccl.web.prometheus import exposition
 from tests.conftest import Command
-from tests.support.cluster import Background, Cluster, until
+from tests.support.cluster import Background, Cluster, refusal, until
 
 TIMEOUT_S = 60.0
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
@@ -81,14 +83,12 @@ def test_table_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
 
 
 @pytest.mark.usefixtures("reported_at_once")
-def test_held_newcomers_are_shown(pccl_status: Command) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "{}:{}".format(*listener.getsockname())
-    with MasterNode(address):
-        newcomer = Communicator(address)
+def test_held_newcomers_are_shown(pccl_status: Command, nobody: str) -> None:
+    with MasterNode(nobody):
+        newcomer = Communicator(nobody)
         connecting = Background(newcomer.connect)
         shown = until(
-            lambda: found if "1 waiting" in (found := pccl_status(address).stdout) else "", "a newcomer is shown"
+            lambda: found if "1 waiting" in (found := pccl_status(nobody).stdout) else "", "a newcomer is shown"
         )
         assert "vacant" in shown
         assert "0 peers, 1 waiting" in shown
@@ -317,6 +317,19 @@ def test_figures_of_links_and_stragglers_are_shown() -> None:
     assert 'pccl_link_retransmitted_ratio{peer="1",to="2"} 0.0123' in metrics
 
 
+def test_long_names_do_not_fold_rows_of_links() -> None:
+    links = PeerTraffic(links=[LinkTraffic(2, 10**9, 25e6)])
+    members = [
+        MemberStatus(peer, f"{'x' * 60}.example.com:{peer}", 0, "h:1", "accepted", 60.0, traffic=links)
+        for peer in (1, 2)
+    ]
+    status = RunStatus("r", 1, "1", 1.0, 5.0, 1, False, [], members, Totals(), Course(1.0, []), [], [])
+    out = io.StringIO()
+    Console(file=out, width=160).print(render(status))
+    table = out.getvalue().partition("Traffic of links")[2].partition("address")[0]
+    assert len([line for line in table.splitlines() if "xxx" in line]) == 2
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (9.9, "9.9 s"), (60, "60 s"), (600, "10 min"), (10_000, "2.8 h")]
 )
@@ -338,3 +351,39 @@ def test_default_name_of_launched_peer() -> None:
     Console(file=out, width=200).print(render(RunStatus(**values | {"members": members})))
     assert " 2 (vm:8141 [0]) " in out.getvalue()
     assert "update_topology for peer 2 (vm:8141 [0]), 12 s" in out.getvalue()
+
+
+@pytest.mark.usefixtures("reported_at_once")
+def test_figures_of_programs_are_shown(cluster: Cluster, pccl_status: Command) -> None:
+    cluster.join(2)
+    for peer in cluster.peers:
+        peer.report(step=2, loss=0.75)
+    peer.report(step=4)
+
+    def figures() -> list[dict[str, float]]:
+        return [member.figures for member in run_status(cluster.address).members]
+
+    until(lambda: [each.get("step") for each in figures()] == [2, 4], "all figures are reported")
+    assert [each["loss"] for each in figures()] == [0.75, 0.75]
+    assert ["step_s" in each for each in figures()] == [False, True]
+    shown = until(
+        lambda: found if "step 4" in (found := pccl_status(cluster.address).stdout) else "", "the table shows them"
+    )
+    assert shown.count("loss 0.75") == 2
+
+
+@pytest.mark.usefixtures("reported_at_once")
+def test_training_reports_its_step(cluster: Cluster) -> None:
+    cluster.join(1)
+    training = DiLoCo(cluster[0], {"w": np.zeros(8, np.float32)})
+    training.join()
+    for _ in range(3):
+        training.outer_step()
+    until(lambda: run_status(cluster.address).members[0].figures.get("step") == 3, "its step is reported")
+
+
+def test_figure_that_is_no_number_is_refused(cluster: Cluster) -> None:
+    cluster.join(1)
+    for wrong in ({"loss": "much"}, {"x" * 65: 1.0}):
+        assert refusal(partial(cluster[0].report, **wrong)).result is Result.INVALID_ARGUMENT
+    Communicator(cluster.address).report(loss=1.0)  # in no run

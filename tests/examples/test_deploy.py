@@ -133,6 +133,23 @@ def test_the_kubernetes_manifests_fit_together() -> None:
     assert master["template"]["spec"]["volumes"][0]["secret"]["secretName"] == secret["name"]
 
 
+def test_compose_file_fits_image_and_options(command: Command) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (DEPLOY / "compose" / "compose.yaml").read_text()
+    found = yaml.safe_load(text)
+    master, peer = found["services"]["master"], found["services"]["peer"]
+    assert {mount.partition(":")[0] for each in (master, peer) for mount in each["volumes"]} == found["volumes"].keys()
+    assert master["command"][:2] == ["pccl", "master"]
+    help_text = command("master", "--help").stdout
+    assert all(word in help_text for word in master["command"] if word.startswith("--"))
+    assert (ROOT / "examples" / peer["command"][1]).exists()
+    image = (DEPLOY / "kubernetes" / "Dockerfile").read_text()
+    assert "WORKDIR /examples" in image
+    assert "-o 10001 -g 10001 /state" in image  # a named volume has the owner of the image's folder
+    example = (DEPLOY / "compose" / ".env.example").read_text()
+    assert set(re.findall(r"\$\{(\w+)", text)) == set(re.findall(r"^#?(\w+)=", example, re.MULTILINE))
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 def test_kustomize_puts_the_token_and_the_image_in(tmp_path: Path) -> None:
     for source in (DEPLOY / "kubernetes").glob("*.yaml"):

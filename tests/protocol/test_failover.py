@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pccl.protocol import messages as m
 from pccl.protocol.completion import pair_tag
 from pccl.protocol.failover.bootstrap import HOLD_S
-from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.failover.machine import DEPOSED_TIMEOUTS, Failover
 from pccl.protocol.failover.recovery import SALTS, TERMS, block
 from pccl.protocol.link_metrics import KnownMetric
@@ -681,3 +681,33 @@ def test_takeover_keeps_sites_together() -> None:
     rig.wait(4.0)
     (goodbye,) = [each for each in rig.told(1) if isinstance(each, m.Goodbye)]
     assert "site" in goodbye.reason
+
+
+def test_peer_of_run_with_other_name_does_not_wait_here() -> None:
+    rig = Rig(MasterOptions(run_name="b"))
+    rig.say(1, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, run_name="a"))
+    (answer,) = [effect.message for effect in rig.effects if isinstance(effect, Send)]
+    assert isinstance(answer, m.Elsewhere)
+    assert "serves run 'b', but this peer belongs to run 'a'" in answer.reason
+    rig.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 2, run_name="b"))
+    assert [effect.message for effect in rig.effects if isinstance(effect, Send)] == [m.PreVoteRequest()]
+
+
+def test_restarted_master_tells_which_peers_are_back_and_for_how_long_it_waits() -> None:
+    record = RunRecord("old", b"", 1, RecordedView.of(7, [1, 2, 3]), names={2: "lost", 3: "late"})
+    rig = Rig(record=record, birth_at=65.0)
+    assert rig.machine.recovery(5.0) == (
+        "master restarted; 0 of 3 peers are back; waiting for peers 1, 2 (lost), 3 (late), 60 s left"
+    )
+    rig.resume(1)
+    assert rig.machine.recovery(0.0) == "master restarted; no peer of its last view is back"
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
+    waits = "master restarted; 1 of 3 peers are back; waiting for peers 2 (lost), 3 (late), 8 s left"
+    assert rig.machine.recovery(0.0) == waits
+    rig.resume(3)
+    rig.deliver(report_of(3, view(7, 1, 2, 3)))
+    assert rig.machine.recovery(0.0) == ("master restarted; 2 of 3 peers are back; waiting for peer 2 (lost), 4 s left")
+    rig.now = 4.0
+    rig.effects = rig.machine.tick(rig.now)
+    assert rig.machine.is_leading
+    assert rig.machine.recovery(4.0) == ""

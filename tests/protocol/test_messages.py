@@ -19,8 +19,8 @@ WIRE = {
     "SyncOffer": "strategy revision root tensors",
     "LinkMetric": "peer is_inbound bytes_per_s round_trip_us",
     "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found="
-    " session= master_timeout_s= place=",
-    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s=",
+    " session= master_timeout_s= place= run_name=",
+    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s= run_name=",
     "Reattach": "protocol session received auth=",
     "Reattached": "received",
     "Ack": "received",
@@ -51,7 +51,7 @@ WIRE = {
     "Probes": "probe found",
     "LinkReport": "peer tx_bytes busy_ms= sender_ms= receiver_ms= delivered= resent= "
     "unacked_bytes= round_trip_us= round_trip_us_min=",
-    "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links= in_ops_ms= op_wait_ms= at_ms=",
+    "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links= in_ops_ms= op_wait_ms= at_ms= figures=",
     "HeartbeatHello": "protocol run peer auth=",
     "Welcome": "peer run term peer_timeout_s= engine_threads= secret= obstacle=",
     "PreVoteRequest": "",

@@ -9,7 +9,16 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, decode_body, encode
 from pccl.protocol.completion import pair_tag
 from pccl.protocol.master.machine import snapshot
-from pccl.protocol.master.statistics import EVENTS_MAX, LOSSES_MAX, STEP_S, STEPS_MAX, TEXT_CHARACTERS_MAX, History
+from pccl.protocol.master.statistics import (
+    EVENTS_MAX,
+    HOUR_STEP_S,
+    HOUR_STEPS_MAX,
+    LOSSES_MAX,
+    STEP_S,
+    STEPS_MAX,
+    TEXT_CHARACTERS_MAX,
+    History,
+)
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.status import MemberStatus, RunStatus, StalledOp, Totals, Waiting
 from tests.protocol.master.rig import Rig
@@ -200,3 +209,22 @@ def test_status_round_trip(peers: int) -> None:
     status = look(rig)
     assert decode_body(encode(m.Status(status))[LENGTH_BYTES:], m.ToWatcher) == m.Status(status)
     assert msgspec.json.decode(msgspec.json.encode(status), type=RunStatus) == status
+
+
+def test_reports_give_waited_share_and_printable_figures() -> None:
+    rig = Rig(0)
+    rig.hear(1, m.Report([], 0, 0, in_ops_ms=100, at_ms=1000))
+    rig.now += 4.0
+    rig.hear(1, m.Report([], 0, 0, in_ops_ms=1100, at_ms=5000, figures=[("loss", 0.5), ("x\n", 1.0)]))
+    found = member(look(rig), 1)
+    assert (found.traffic.waited, found.figures) == (0.25, {"loss": 0.5})
+
+
+def test_history_covers_an_hour() -> None:
+    history = History()
+    for second in range(0, 7200, 10):
+        history.happened(float(second), Totals(joins=1))
+    course = history.hour(7199.0)
+    assert (course.step_s, len(course.steps)) == (HOUR_STEP_S, HOUR_STEPS_MAX)
+    assert HOUR_STEP_S * HOUR_STEPS_MAX == 3600
+    assert sum(step.joins for step in course.steps) == 360

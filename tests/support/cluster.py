@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl.runtime.threads import portal
 from tests.support import stacks
 
 WAIT_S = 60.0
@@ -107,6 +108,20 @@ def refusal(call: Callable[[], Any]) -> PCCLError:
     with pytest.raises(PCCLError) as caught:
         call()
     return caught.value
+
+
+def evict(master: MasterNode, communicator: Communicator) -> None:
+    """Let the master evict a peer, as after a silence."""
+    assert master._service is not None
+    server, membership = master._service._server, communicator.membership
+
+    async def act() -> None:
+        leader = server._machine.master
+        leader._evict(membership.peers[membership.rank], "silent for 5.0 s")
+        server._execute(leader._advance())
+
+    portal.current().call(act)
+    until(lambda: not communicator.is_connected, "the peer learns of it")
 
 
 class Cluster:

@@ -45,6 +45,8 @@ PLAN = Plan(
         ("min-max:uint16:block=64", QuantizationOptions(DataType.UINT16, block_size=64)),
         ("zero-point-scale", QuantizationOptions(algorithm=ZERO_POINT_SCALE)),
         ("zero-point-scale:int4:block=128", QuantizationOptions(DataType.INT8, ZERO_POINT_SCALE, 128, bits=4)),
+        ("lloyd-max", QuantizationOptions(algorithm=QuantizationAlgorithm.LLOYD_MAX)),
+        ("sign:block=128", QuantizationOptions(algorithm=QuantizationAlgorithm.SIGN, block_size=128)),
         ("min-max:uint4:seed=7:stochastic", QuantizationOptions(bits=4, stochastic=True, seed=7)),
         ("cast:bfloat16", QuantizationOptions(DataType.BFLOAT16, CAST)),
         ("cast:float16:stochastic", QuantizationOptions(DataType.FLOAT16, CAST, stochastic=True)),
@@ -111,7 +113,8 @@ def test_pause_of_all_cases() -> None:
 def test_gloo_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["bench", "--against", "gloo"]) == 1
-    assert capsys.readouterr().err == "pccl bench: --against gloo needs torch: pip install 'pccl-collectives[torch]'\n"
+    why = "--against gloo needs torch: pip install '.[torch]' in a clone of pccl"
+    assert capsys.readouterr().err == f"pccl bench: {why}\n"
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "matplotlib.backends.backend_agg"])
@@ -122,7 +125,7 @@ def test_plot_without_matplotlib(
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["bench", "--plot", str(tmp_path / "bench.png")]) == 1
-    assert "pip install 'pccl-collectives[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,3 +74,13 @@ def test_torch_store() -> None:
     assert ranks.store_address(Nodes(2, 1), "a:48148", {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")
     assert ranks.store_address(Nodes(), None, {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")
     assert ranks.store_address(Nodes(2, 0), None, {})[1] == "29500"
+
+
+def test_default_run_name_keeps_launches_apart_and_is_the_same_on_all_nodes() -> None:
+    alone, another = (ranks.run_name(Nodes(), None, None, "dir/train.py", {}) for _ in range(2))
+    assert alone.startswith("train.py-")
+    assert alone != another
+    assert {ranks.run_name(Nodes(2, 1), None, "a:1", path, {}) for path in ("train.py", "/x/train.py")} == {"train.py"}
+    assert ranks.run_name(Nodes(), None, "a:1", "train.py", {}) == ""
+    assert ranks.run_name(Nodes(), None, None, "train.py", {"PCCL_RUN": "r"}) == "r"
+    assert ranks.run_name(Nodes(), "mine", "a:1", "train.py", {"PCCL_RUN": "r"}) == "mine"

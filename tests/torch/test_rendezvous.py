@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -107,9 +108,16 @@ def test_different_handles_fail_on_all_ranks(ranks: Callable[[int], Ranks]) -> N
 
 
 def test_timeout_of_silent_store(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+
+    def check_in(*_: object) -> None:
+        is_over.wait(LIMIT_S)
+        raise RendezvousError("the test is over")
+
     monkeypatch.setattr(reconfigure, "GRACE_S", 0.1)
-    monkeypatch.setattr(reconfigure, "_check_in", lambda *_: time.sleep(1.0))
+    monkeypatch.setattr(reconfigure, "_check_in", check_in)
     assert "does not answer" in str(ranks(2).call(0, 1, timeout_s=0.1).result())
+    is_over.set()
 
 
 def test_process_outside_of_handles_refused(ranks: Callable[[int], Ranks]) -> None:

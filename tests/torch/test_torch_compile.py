@@ -94,7 +94,7 @@ def new_module() -> Any:
 @pytest.fixture
 def pair(master: MasterNode) -> Any:
     cluster = Cluster(master.address)
-    cluster.join(2)
+    cluster.join(2, master_timeout=LIMIT_S)  # compiling holds the GIL, and the master may take that for a suspension
     yield cluster.peers
     torch._dynamo.reset()
     cluster.close_all()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -132,6 +133,22 @@ def test_used_uuid_keeps_world(ranks: Ranks) -> None:
         with pytest.raises(ArgumentError, match="uuid 1 was already used"):
             group.reconfigure(1, groups)
     assert sums(groups) == [total(2)] * 2
+
+
+@pytest.mark.parametrize("newcomer_is_first", [True, False])
+def test_used_uuid_fails_at_once_on_newcomers(ranks: Ranks, newcomer_is_first: bool) -> None:
+    """As where a restarted scheduler numbers its worlds from the beginning."""
+    a, b, newcomer = ranks(3)
+    form(1, [a, b])
+    groups = [newcomer, a, b] if newcomer_is_first else [a, b, newcomer]
+    entering = Background(
+        partial(newcomer.failure, partial(newcomer.reconfigure, 1, groups, timedelta(seconds=WAIT_S)))
+    )
+    for group in (a, b):
+        with pytest.raises(ArgumentError, match="uuid 1 was already used"):
+            group.reconfigure(1, groups)
+    assert re.search(r"refused it: the uuid 1 was already used|passed different handles", str(entering.result()))
+    form(2, groups)
 
 
 def test_wrong_handles_keep_world(ranks: Ranks) -> None:

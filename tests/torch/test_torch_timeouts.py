@@ -70,3 +70,58 @@ def test_timeout_of_call_without_wait() -> None:
         return [str(work.exception()) for work in works]
 
     assert all("Timed out" in text or "for earlier calls" in text for text in run_ranks(2, script)[0])
+
+
+def test_timeout_of_a_recv_that_takes_a_posted_tensor_names_only_itself() -> None:
+    is_over = threading.Event()
+
+    def script(rank: int) -> list[str]:
+        if rank:
+            if rank == 1:
+                dist.send(torch.ones(2), 0, tag=3)
+            assert is_over.wait(LIMIT_S)
+            if rank == 2:
+                dist.send(torch.full((2,), 5.0), 0, tag=3)
+            return []
+        found = []
+        try:
+            assert dist.recv(torch.zeros(2), None, tag=3) == 1  # the recv posted to rank 2 stays
+            group()
+            for source in (2, None):
+                with pytest.raises(RuntimeError, match="Timed out") as caught:
+                    dist.recv(torch.zeros(2), source, tag=3)
+                found.append(str(caught.value))
+        finally:
+            dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=LIMIT_S))
+            is_over.set()
+        late = torch.zeros(2)
+        dist.recv(late, 2, tag=3)
+        assert late.tolist() == [5, 5]
+        return found
+
+    texts = run_ranks(3, script)[0]
+    assert "rank 2 has not sent a tensor with tag 3 within 0.5 s. Only this recv has ended" in texts[0]
+    assert "no rank has sent a tensor with tag 3" in texts[1]
+    assert not any("aborted on all" in text for text in texts)
+
+
+def test_timeout_of_a_wait_does_not_claim_an_abort() -> None:
+    is_over = threading.Event()
+
+    def script(rank: int) -> str:
+        tensor = torch.ones(3)
+        if rank == 1:
+            assert is_over.wait(LIMIT_S)
+            dist.all_reduce(tensor)
+            return ""
+        work = dist.all_reduce(tensor, async_op=True)
+        try:
+            with pytest.raises(RuntimeError, match="still in progress") as caught:
+                work.wait(timedelta(seconds=0.05))
+        finally:
+            is_over.set()
+        work.wait()
+        assert tensor.tolist() == [2] * 3
+        return str(caught.value)
+
+    assert "aborted" not in run_ranks(2, script)[0]

@@ -53,3 +53,48 @@ def test_wait_tensor_waits_for_work() -> None:
 
     with worlds():
         assert run_ranks(2, script) == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_dropped_work_answers_ddp_join(divides: bool) -> None:
+    """Without the division, DDP's reducer alone holds the work of each forward pass."""
+
+    def script(rank: int) -> float:
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(net.weight)
+        ddp = torch.nn.parallel.DistributedDataParallel(net)
+        with ddp.join(divide_by_initial_world_size=divides):
+            for _ in range(1 + 2 * rank):
+                net.zero_grad()
+                ddp(torch.full((1, 2), 4.0)).sum().backward()
+        return float(net.weight.grad[0, 0])
+
+    with worlds():
+        assert run_ranks(2, script) == [4.0, 2.0 if divides else 4.0]
+
+
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_built_in_hook_of_ddp(kind: str) -> None:
+    def script(rank: int) -> list[list[float]]:
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((2, 3), float(rank + 1))).sum().backward()
+        gradient: list[list[float]] = model.module.weight.grad.tolist()
+        return gradient
+
+    with worlds():
+        assert run_ranks(2, script) == [[[3.0] * 3] * 2] * 2
+
+
+def test_future_of_half_tensors_is_the_tensor_list() -> None:
+    def script(rank: int) -> bool:
+        tensor = torch.ones(2, dtype=torch.half)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        (found,) = future.wait()
+        return found.data_ptr() == tensor.data_ptr() and tensor.tolist() == [2, 2]
+
+    with worlds():
+        assert run_ranks(2, script) == [True, True]

@@ -168,7 +168,7 @@ def test_peer_lost_in_flight_is_left_out(master: MasterNode, fragments: list[sli
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:
-    peers = async_cluster(master, 2)
+    peers = async_cluster(master, 2, rejoin=False)
     each_runs(peers, 2)
     master.interrupt()
     assert master.wait(WAIT_S)

@@ -109,7 +109,7 @@ def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
+    peers = cluster_of(master, 2, rejoin=False)
     each_runs(peers, 2)
     master.interrupt()
     assert master.wait(WAIT_S)

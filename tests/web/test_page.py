@@ -45,6 +45,9 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         cluster.each(lambda peer, i: peer.all_reduce(np.ones(1_000_000, np.float32), op=ReduceOp.SUM))
         until(lambda: run_status(node.address).totals.tx_bytes >= 16_000_000, "all bytes are reported")
         cluster.each(lambda peer, _: peer.optimize_topology())
+        for peer in cluster.peers:
+            peer.report(step=28, loss=0.5)
+        until(lambda: all(each.figures for each in run_status(node.address).members), "the figures are reported")
         cluster.close(cluster[1])
         assert node._service is not None
         server = node._service._server
@@ -73,6 +76,10 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         assert ">pending<" in part(dom, "peers")
         assert re.search(r"sends [^<]*\(5.3 MB\)", part(dom, "peers"))
         assert ">16.0 MB</b>sent" in part(dom, "tiles")
+        assert ">step 28<" in ring
+        assert ">0.5</b>loss, mean" in part(dom, "tiles")
+        assert re.search(r"step 28, [^<]*loss 0.5", part(dom, "peers"))
+        assert f"PCCL_MASTER={node.address} python script.py" in part(dom, "line")
         chart = part(dom, "chart")
         assert chart.count("<svg") == 3
         assert "3 joined" in chart

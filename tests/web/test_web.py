@@ -110,7 +110,7 @@ def test_metrics_without_the_library_say_what_to_install(shown: MasterNode, monk
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     response, body = ask(shown, "/metrics")
     assert response.status == 501
-    assert "pip install 'pccl-collectives[metrics]'" in body
+    assert "pip install '.[metrics]' in a clone of pccl" in body
 
 
 def test_unknown_paths_and_methods(shown: MasterNode) -> None:

@@ -63,6 +63,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     is_over: bool = False
     master_timeout_s: float = MASTER_TIMEOUT_S
     """The longest time that a peer of the run searches for a master."""
+    names: dict[int, str] = {}
+    """The peers' own names, for texts."""
 
     @property
     def newest(self) -> RecordedView:

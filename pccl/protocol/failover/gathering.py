@@ -14,7 +14,7 @@ from math import inf
 from pccl.protocol import messages as m
 from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.recovery import Quorum, RecoveringPeer, Summary, SummaryTally, Views, quorum_of
-from pccl.protocol.master.run_state import NAMED_MAX
+from pccl.protocol.names import peers_named
 from pccl.types import Result
 
 GATHER_TIMEOUTS = 3.0
@@ -145,15 +145,22 @@ class Gathering:
             times.append(self.doubts_until())
         return times
 
-    def describe(self, here: Quorum, now: float) -> str:
+    def progress(self, now: float) -> str:
+        """Return how many peers are back, which are missing, and for how long this master waits for them."""
+        needs_majority = self.needs_majority(now)
+        here = self.quorum(needs_majority)
+        if not here.peers:
+            return "no peer of its last view is back"
+        text = f"{here.here} of {len(here.peers)} peers are back"
         absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.peers)
-        text = f"run {self.run}: {here}"
-        if absent:
-            text += f"; it waits for peers {absent[:NAMED_MAX]}"
-        if absent and self.majority_at is not None:
-            left_s = self.leads_at(self.majority_at) - now
-            text += f" and continues without them in {max(0.0, left_s):.1f} s" if left_s < inf else ""
-        return text
+        if not absent:
+            return text
+        names = self.record.names if self.record is not None else {}
+        ends_at = self.leads_at(self.majority_at) if self.majority_at is not None else inf
+        if self.majority_at is None and self.record is not None and needs_majority:
+            ends_at = self.doubts_until()
+        left = f", {max(0.0, ends_at - now):.0f} s left" if ends_at < inf else ""
+        return f"{text}; waiting for {peers_named(absent, lambda peer: names.get(peer, ''))}{left}"
 
 
 RUNS_MAX = 16

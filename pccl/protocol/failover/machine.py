@@ -39,6 +39,7 @@ sends Hello as a newcomer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -49,6 +50,7 @@ from pccl.protocol.failover.gathering import Gathering, KnownRuns
 from pccl.protocol.failover.recovery import RecoveringPeer, is_sound, rebuild, take_over
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptions, Persist, RunState, Send
+from pccl.protocol.names import peers_named, run_mismatch
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
@@ -191,6 +193,24 @@ class Failover:
         is_waiting = self._survivors or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
         return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
+    def recovery(self, now: float) -> str:
+        """Return which peers of a run have come back to this master and how long it waits for the others, or "" if it
+        waits for none."""
+        record = self._known.record
+        if self.is_leading:
+            return ""
+        if self._gatherings:
+            progress = next(iter(self._gatherings.values())).progress(now)
+        elif record is not None and record.newest.peers and not record.is_over and self._bootstrap.is_waiting(now):
+            peers = peers_named(sorted(record.newest.peers), lambda peer: record.names.get(peer, ""))
+            left_s = self._bootstrap.birth_at - now
+            left = f", {left_s:.0f} s left" if left_s < inf else ""
+            progress = f"0 of {len(record.newest.peers)} peers are back; waiting for {peers}{left}"
+        else:
+            return ""
+        cause = "standby takes over" if self.is_standby else "master restarted"
+        return f"{'master lost most peers' if self._depositions else cause}; {progress}"
+
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
@@ -200,7 +220,8 @@ class Failover:
             text = f"{spoken}; install the same version of pccl on both"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        rejection: m.FromMaster | None = self._bootstrap.refusal(message)
+        mismatch = run_mismatch(self.options.run_name, message.run_name)
+        rejection: m.FromMaster | None = m.Elsewhere(mismatch) if mismatch else self._bootstrap.refusal(message)
         if rejection is None and self.is_leading and self._resume_while_leading(connection, message, name):
             return
         is_waiting = self._bootstrap.is_waiting(self._now)
@@ -304,7 +325,7 @@ class Failover:
                 self._send(survivor.connection, m.VoteRequest(survivor.asked))
         if gathering.logs_at is not None and self._now >= gathering.logs_at:
             gathering.logs_at = None
-            self._log("info", gathering.describe(here, self._now))
+            self._log("info", f"run {run}: {gathering.progress(self._now)}")
 
     def _lose_majority(self, gathering: Gathering) -> None:
         if gathering.majority_at is not None and gathering.has_rivals:

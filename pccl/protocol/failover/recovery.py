@@ -462,6 +462,7 @@ def _member(peer: int, report: m.RecoveryReport, survivor: RecoveringPeer, now: 
         site_size=report.site_size,
         masters=survivor.resume.masters,
         master_timeout_s=survivor.resume.master_timeout_s,
+        run_name=survivor.resume.run_name,
     )
     is_accepted = report.installed is not None
     return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_heartbeat=True)

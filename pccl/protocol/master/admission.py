@@ -23,7 +23,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.run_state import Member, RunState
-from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
+from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name, run_mismatch
 from pccl.types import Result
 
 DELAY_S_MAX = 300.0
@@ -136,14 +136,15 @@ class Admission:
             return f"the peer's listening port {hello.port} is not a port"
         if not 1 <= hello.connections <= options.connections_per_link_max:
             return f"p2p_connection_pool_size {hello.connections} is not within [1, {options.connections_per_link_max}]"
-        if len(hello.hosts) > HOSTS_MAX or not all(map(is_name, [*hello.hosts, hello.name, hello.version])):
+        texts = [*hello.hosts, hello.name, hello.version, hello.run_name]
+        if len(hello.hosts) > HOSTS_MAX or not all(map(is_name, texts)):
             return (
-                f"its hosts, name and version must be printable, with at most {NAME_CHARACTERS_MAX} characters each, "
+                f"its hosts, names and version must be printable, with at most {NAME_CHARACTERS_MAX} characters each, "
                 f"and at most {HOSTS_MAX} hosts"
             )
         if len(self._state.members) - self._state.accepted_count >= options.pending_max:
             return f"{options.pending_max} peers are already waiting to be accepted; try again later"
-        return None
+        return run_mismatch(self._state.run_name, hello.run_name) or None
 
     def _welcome(self, connection: int, host: str, hello: m.Hello) -> Member:
         state = self._state

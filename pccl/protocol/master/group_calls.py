@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.completion import callers_tag
+from pccl.protocol.completion import callers_tag, tag_named
 from pccl.protocol.master.admission import Admission
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.ring import RingChange
@@ -224,10 +224,9 @@ class GroupCalls:
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
             return False
-        reason = (
-            f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these peers never launched: "
-            f"{self._listing(waits)}"
-        )
+        members = ", ".join(str(self._state.members[peer]) for peer in sorted(stuck))
+        what = f"{members} in the op with {tag_named(callers_tag(op.tag))}, which the others never launched"
+        reason = f"these calls cannot meet: {what}; {self._listing(waits)}"
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             if completion.is_mutual(op.tag, group.is_mutual):
                 # The peers may have launched the op and completed it by themselves.

@@ -394,9 +394,11 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
         members=members,
         totals=history.totals,
         course=history.course(now),
+        hour=history.hour(now),
         losses=history.losses(now),
         events=history.events(now),
         findings=state.stragglers.findings(now),
+        run_name=state.run_name,
     )
 
 
@@ -444,6 +446,7 @@ def _member(
         answer_due_s=None if asked_at is None else now - asked_at,
         is_heard=member.heartbeat is not None,
         traffic=state.traffic.of(member.peer),
+        figures=state.traffic.figures(member.peer),
     )
 
 

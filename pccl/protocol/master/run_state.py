@@ -40,6 +40,8 @@ class MasterOptions:
     connections_per_link_max: int = 64
     founders: int = 1
     """Number of first peers: newcomers wait until this many have connected, and one view admits them all."""
+    run_name: str = ""
+    """The user's name for the run (`Hello.run_name`)."""
 
     @property
     def answer_limit_s(self) -> float:
@@ -216,6 +218,12 @@ class RunState:
         self.link_metrics = LinkMetrics()
         self.stragglers = Stragglers(lambda peer: str(self.members.get(peer, f"peer {peer}")))
         self.outbox: list[Effect] = []
+
+    @property
+    def run_name(self) -> str:
+        """The master's name for the run, or that of the first peer that has one."""
+        names = (member.hello.run_name for member in self.members.values() if member.hello.run_name)
+        return self.options.run_name or next(names, "")
 
     # Members.
 

@@ -16,10 +16,13 @@ import msgspec
 
 from pccl.protocol.codec import harmless
 from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.names import is_name
 from pccl.protocol.status import Course, Event, LinkTraffic, Loss, PeerTraffic, Totals
 
 STEP_S = 2.0
 STEPS_MAX = 300
+HOUR_STEP_S = 20.0
+HOUR_STEPS_MAX = 180
 LOSSES_MAX = 50
 EVENTS_MAX = 200
 TEXT_CHARACTERS_MAX = 300
@@ -28,16 +31,15 @@ TEXT_CHARACTERS_MAX = 300
 class History:
     def __init__(self) -> None:
         self.totals = Totals()
-        self._steps: dict[int, Totals] = {}
+        self._steps = _Steps(STEP_S, STEPS_MAX)
+        self._hour = _Steps(HOUR_STEP_S, HOUR_STEPS_MAX)
         self._losses: deque[tuple[float, Loss]] = deque(maxlen=LOSSES_MAX)
         self._events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_MAX)
 
     def happened(self, now: float, more: Totals) -> None:
         self.totals = _sum(self.totals, more)
-        number = int(now // STEP_S)
-        self._steps[number] = _sum(self._steps.get(number, NOTHING), more)
-        if len(self._steps) > STEPS_MAX:
-            del self._steps[min(self._steps)]
+        self._steps.add(now, more)
+        self._hour.add(now, more)
 
     def lost(self, now: float, peer: int, name: str, group: int, reason: str) -> None:
         self.happened(now, Totals(losses=1))
@@ -47,15 +49,36 @@ class History:
         self._events.append((now, level, harmless(text, TEXT_CHARACTERS_MAX)))
 
     def course(self, now: float) -> Course:
-        current = int(now // STEP_S)
-        first = max(min(self._steps, default=current), current - STEPS_MAX + 1)
-        return Course(STEP_S, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])
+        return self._steps.course(now)
+
+    def hour(self, now: float) -> Course:
+        return self._hour.course(now)
 
     def losses(self, now: float) -> list[Loss]:
         return [msgspec.structs.replace(loss, age_s=now - at) for at, loss in self._losses]
 
     def events(self, now: float) -> list[Event]:
         return [Event(now - at, level, text) for at, level, text in self._events]
+
+
+class _Steps:
+    """Totals per time step, for the last `steps_max` steps."""
+
+    def __init__(self, step_s: float, steps_max: int) -> None:
+        self._step_s = step_s
+        self._max = steps_max
+        self._steps: dict[int, Totals] = {}
+
+    def add(self, now: float, more: Totals) -> None:
+        number = int(now // self._step_s)
+        self._steps[number] = _sum(self._steps.get(number, NOTHING), more)
+        if len(self._steps) > self._max:
+            del self._steps[min(self._steps)]
+
+    def course(self, now: float) -> Course:
+        current = int(now // self._step_s)
+        first = max(min(self._steps, default=current), current - self._max + 1)
+        return Course(self._step_s, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])
 
 
 NOTHING = Totals()
@@ -122,6 +145,7 @@ class Traffic:
             max(0, report.tx_bytes - basis.tx_bytes) / over_s,
             max(0, report.rx_bytes - basis.rx_bytes) / over_s,
             _links(report, basis, over_s),
+            _share(report.in_ops_ms - basis.in_ops_ms, max(1, report.at_ms - basis.at_ms) / 1e3),
         )
         self._peers[peer] = _Reported(group, report, now, traffic)
 
@@ -133,6 +157,10 @@ class Traffic:
     def of(self, peer: int) -> PeerTraffic:
         found = self._peers.get(peer)
         return found.traffic if found is not None else NO_TRAFFIC
+
+    def figures(self, peer: int) -> dict[str, float]:
+        found = self._peers.get(peer)
+        return {} if found is None else {name: each for name, each in found.report.figures if is_name(name)}
 
     def _count_ops(self, group: int, report: Report, is_first: bool) -> tuple[int, int]:
         epochs = self._ops.setdefault(group, {})

@@ -74,7 +74,8 @@ class Leadership:
         state = self._state
         longest_s = max((member.master_timeout_s for member in state.members.values()), default=m.MASTER_TIMEOUT_S)
         views = [*self._possible, *prepared]
-        return RunRecord(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s)
+        names = {peer: member.hello.name for peer, member in state.members.items()}
+        return RunRecord(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s, names)
 
     def prepare(self, listed: Collection[int]) -> RunRecord:
         """Return the record that must be stored before a view of these peers is announced."""
@@ -279,9 +280,11 @@ class ViewStages:
             group.ledger = Ledger(())
             group.votes.clear()
             group.changed = True
-            places = {peer: state.members[peer].hello.place for peer in found}
-            if not group.ring and min(places.values()) >= 0:
-                group.ring = sorted(found, key=lambda peer: (places[peer], peer))
+            places = {peer: state.members[peer].hello.place for peer in (*group.ring, *found)}
+            in_order = sorted(places, key=lambda peer: (places[peer], peer))
+            is_distinct = len(set(places.values())) == len(places) or not group.ring
+            if min(places.values()) >= 0 and is_distinct and [p for p in in_order if p not in found] == group.ring:
+                group.ring = in_order
             else:
                 group.ring = with_newcomers(group.ring, found, state.link_metrics)
 

@@ -242,7 +242,8 @@ class Peer:
             return
         if self.is_led:
             self._outbox.is_led = False
-            self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
+            if self.peer:  # `connect` reports the search of a newcomer
+                self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
         self._outbox.emit(SeekMaster(reason))
@@ -253,6 +254,7 @@ class Peer:
         now: float,
         session: bytes = b"",
         master_timeout_s: float = MASTER_TIMEOUT_S,
+        run_name: str = "",
     ) -> m.Resume | None:
         """Return the first message to the next master, or None for Hello.
 
@@ -270,6 +272,7 @@ class Peer:
             is_accepted=self.view is not None,
             session=session,
             master_timeout_s=master_timeout_s,
+            run_name=run_name,
         )
 
     def _on_welcome(self, message: m.Welcome) -> None:

@@ -213,7 +213,9 @@ class Ops:
         ref = self.uses.make(tag)
         aborted = self.uses.aborts.pop(ref, None)
         if aborted is not None:
-            self._finish(op, *aborted)
+            code, text = aborted
+            late = ". That was before this call: call again" if code is Result.TIMEOUT else ""
+            self._finish(op, code, text + late)
             return
         promised = self.uses.promises.pop(ref, None)
         if promised is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pccl.protocol.peer.links import Limit
-from pccl.runtime.data_plane.op_request import describe, size_bytes
+from pccl.runtime.data_plane.op_request import describe, describe_engine, size_bytes
 from pccl.runtime.extension import lib, text
 from pccl.types import Collective
 
@@ -224,11 +224,13 @@ EngineEvent = (
 def _read_mismatch(event: Any) -> OpMismatch:
     mine, theirs = event.mine, event.theirs
     has_other_shape = mine.dimensions != theirs.dimensions
+    texts = describe(mine, has_other_shape, is_mine=True), describe(theirs, has_other_shape)
+    if texts[0] == texts[1] and mine.step == theirs.step:
+        texts = texts[0] + describe_engine(mine), texts[1] + describe_engine(theirs)
     return OpMismatch(
         event.id,
         event.link,
-        describe(mine, has_other_shape, is_mine=True),
-        describe(theirs, has_other_shape),
+        *texts,
         rank=event.sequence,
         is_other_call=mine.collective != theirs.collective,
         size_bytes=(size_bytes(mine), size_bytes(theirs)),

@@ -175,7 +175,12 @@ _number_of: dict[tuple[tuple[int, ...] | None, str], int] = {}
 _digested: dict[int, tuple[tuple[int, ...] | None, str]] = {}
 """Dimensions and dtypes by their digest."""
 
-FOUR_BITS = {DataType.UINT8: lib.PCCL_CODE_UINT4, DataType.INT8: lib.PCCL_CODE_INT4}
+SHORT_CODES: dict[tuple[int, DataType], int] = {
+    (4, DataType.UINT8): lib.PCCL_CODE_UINT4,
+    (4, DataType.INT8): lib.PCCL_CODE_INT4,
+    (2, DataType.UINT8): lib.PCCL_CODE_UINT2,
+    (1, DataType.UINT8): lib.PCCL_CODE_UINT1,
+}
 ROOT_ROLES = {
     Collective.BROADCAST: "from",
     Collective.GATHER: "to",
@@ -234,7 +239,7 @@ def _describe_dimensions(number: int) -> str:
 def code_type(quantization: QuantizationOptions) -> int:
     """Return the engine's code for the type of a quantized element on the wire."""
     datatype = quantization.quantized_datatype
-    return FOUR_BITS[datatype] if quantization.bits == 4 else datatype
+    return SHORT_CODES.get((quantization.bits, datatype), datatype)
 
 
 def size_bytes(shape: Any) -> int:
@@ -262,16 +267,20 @@ def describe(shape: Any, with_dimensions: bool, *, is_mine: bool = False) -> str
     if shape.collective in ROOT_ROLES:
         text += f" {ROOT_ROLES[shape.collective]} rank {shape.root}"
     if shape.quantization:
-        four_bits = {code: f"4-bit {datatype.name}" for datatype, code in FOUR_BITS.items()}
-        code = four_bits.get(shape.quantized_dtype) or _name(DataType, shape.quantized_dtype)
+        short = {code: f"{bits}-bit {datatype.name}" for (bits, datatype), code in SHORT_CODES.items()}
+        code = short.get(shape.quantized_dtype) or _name(DataType, shape.quantized_dtype)
         text += f", {_name(QuantizationAlgorithm, shape.quantization)} to {code}"
         if shape.quantization_block:
             text += f" in blocks of {shape.quantization_block}"
-    algorithm = _name(ReduceAlgorithm, shape.algorithm)
-    text += f" ({algorithm}, world {shape.world_size}, segments of {shape.segment_bytes} bytes"
-    if shape.last_slice:
-        text += f", slice {shape.slice} of {shape.last_slice + 1}"
-    return text + ")"
+    return text
+
+
+def describe_engine(shape: Any) -> str:
+    """Return the parts of a `pccl_op_shape` that follow from options, as text."""
+    text = (
+        f"{_name(ReduceAlgorithm, shape.algorithm)}, world {shape.world_size}, segments of {shape.segment_bytes} bytes"
+    )
+    return f" ({text}, slice {shape.slice} of {shape.last_slice + 1})" if shape.last_slice else f" ({text})"
 
 
 def _name(kind: Any, value: int) -> str:

@@ -43,23 +43,29 @@ class StatusBoard:
         self._machine = machine
         self._now = now
         self._started_at: float | None = None
+        self._address = ""
         self._made_at = float("-inf")
         self._status: RunStatus | None = None
         self._frame: bytes | None = None
         self._json: bytes | None = None
 
-    def begin(self) -> None:
+    def begin(self, address: str = "") -> None:
         self._started_at = self._now()
+        self._address = address
 
     def status(self) -> RunStatus:
         assert self._started_at is not None
         now = self._now()
         if self._status is None or now >= self._made_at + REFRESH_S:
             machine = self._machine
-            role = "leading" if machine.is_leading else "standby" if machine.is_standby else "vacant"
+            recovery = machine.recovery(now)
+            other = "recovering" if recovery else "standby" if machine.is_standby else "vacant"
+            role = "leading" if machine.is_leading else other
             found = snapshot(machine.master, now, now - self._started_at, __version__)
             held, held_for = machine.holding(now)
-            self._status = msgspec.structs.replace(found, role=role, held=held, held_for=held_for)
+            self._status = msgspec.structs.replace(
+                found, role=role, held=held, held_for=held_for, recovery=recovery, address=self._address
+            )
             self._made_at = now
             self._frame = self._json = None
         return self._status

@@ -207,8 +207,8 @@ class Control(Part):
         return self._masters.patience_s(timeout_s, is_majority_there)
 
     def _resume(self, machine: Peer, session: bytes) -> m.Resume | None:
-        now, limit_s = trio.current_time(), self._options.master_timeout_s
-        return machine.resume(len(self._masters.addresses), now, session, limit_s)
+        now, options = trio.current_time(), self._options
+        return machine.resume(len(self._masters.addresses), now, session, options.master_timeout_s, options.run_name)
 
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options
@@ -227,6 +227,7 @@ class Control(Part):
             session=session,
             master_timeout_s=options.master_timeout_s,
             place=options.place,
+            run_name=options.run_name,
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
@@ -465,15 +466,18 @@ class CallReasons(Part):
 
     async def _status(self) -> RunStatus | str:
         """Return the run's status, or a wait reason that is known without it."""
-        if not self._driver.facts.is_led:
-            tried = self._control.account()
-            return f"a master, because the last one is lost{f' (tried {tried})' if tried else ''}"
+        is_led = self._driver.facts.is_led
+        tried = self._control.account()
+        lost = f"a master, because the last one is lost{f' (tried {tried})' if tried else ''}"
         if _jitter.random() * self._world_size() > ASKERS:
-            return "other peers, which have not called it"
+            return "other peers, which have not called it" if is_led else lost
         options, where = self._options, addresses.join(*self._master.address)
         try:
             with trio.fail_after(ASK_S):
-                return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
+                status = await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
+            return status if is_led else f"the run's master ({status.recovery})" if status.recovery else lost
         except (NoAnswer, trio.TooSlowError) as error:
+            if not is_led:
+                return lost
             why = str(error) or f"no answer within {ASK_S:g} s"
             return f"other peers, or their master at {where}, which does not answer: {why}"

@@ -292,6 +292,8 @@ class SessionOptions:
     """Number of peers in the site; 0 if the peer belongs to none."""
     place: int = -1
     """The ring position that this peer requests if it is one of the run's first peers; -1 if none."""
+    run_name: str = ""
+    """The user's name for the run; an empty one matches any."""
     token: str = field(default="", repr=False)
     """The run's shared secret; empty if there is none."""
     encrypt: bool = False

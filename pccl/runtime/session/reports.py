@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.completion import tag_named
+from pccl.protocol.messages import FIGURES_MAX, LinkReport, Report
 from pccl.protocol.names import NameOf, peer_named, peers_named
 from pccl.protocol.peer.ops import OpWait
 from pccl.protocol.wait_reasons import (
@@ -84,6 +85,8 @@ class WorkCounters:
         self._reconnects = 0
         self._in_ops_us = 0
         self._links: dict[int, _Link] = {}
+        self._figures: list[tuple[str, float]] = []
+        self._step: tuple[float, float] | None = None
         self._term = 0
         self._last_report: Report | None = None
         self._repeats = 0
@@ -94,6 +97,16 @@ class WorkCounters:
         counts[0 if is_committed else 1] += 1
         while len(self._ops) > EPOCHS_REPORTED:
             del self._ops[min(self._ops)]
+
+    def note_figures(self, figures: Mapping[str, float], now: float) -> None:
+        """Add figures from the program to the reports; from `step` also the time per step. Thread-safe."""
+        step, last = figures.get("step"), self._step
+        added: dict[str, float] = {}
+        if step is not None:
+            self._step = step, now
+            if last is not None and step > last[0]:
+                added["step_s"] = (now - last[1]) / (step - last[0])
+        self._figures = list({**dict(self._figures), **added, **figures}.items())[:FIGURES_MAX]
 
     @property
     def has_ops(self) -> bool:
@@ -141,6 +154,7 @@ class WorkCounters:
             links=sorted((link.report() for link in used), key=lambda link: link.peer),
             in_ops_ms=self._in_ops_us // 1000,
             op_wait_ms=stats["op_wait_us"] // 1000,
+            figures=self._figures,
         )
         self._repeats = self._repeats + 1 if made == self._last_report else 0
         if self._repeats > REPEATS:
@@ -226,16 +240,16 @@ class LongWaits:
 
 
 def _ops_with(tags: Sequence[int]) -> str:
+    if len(tags) == 1:
+        return f"the op with {tag_named(tags[0])}"
     shown = ", ".join(map(str, tags[:TAGS_NAMED_MAX])) + (" ..." if len(tags) > TAGS_NAMED_MAX else "")
-    return (
-        f"the op with tag {shown}" if len(tags) == 1 else f"the first of the ops with tags {shown}" if tags else "an op"
-    )
+    return f"the first of the ops with tags {shown}" if tags else "an op"
 
 
 def named(wait: OpWait, name_of: NameOf) -> str:
     """Return the name of a single op for use in a sentence."""
     if wait.pair is None:
-        return f"the op with tag {wait.tag}"
+        return f"the op with {tag_named(wait.tag)}"
     peer, is_sender = wait.pair
     verb, direction = ("send", "to") if is_sender else ("recv", "from")
     return f"{verb} with tag {wait.tag} {direction} {peer_named(peer, name_of(peer))}"

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 import trio
@@ -23,6 +23,7 @@ from pccl.protocol.peer.group_calls import in_flight
 from pccl.protocol.peer.machine import Peer
 from pccl.protocol.peer.view import View
 from pccl.protocol.recording import Recording
+from pccl.protocol.wait_reasons import LongWait, how_to_look
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
@@ -56,6 +57,9 @@ ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
 COUNTING_S = 0.02
 """Time limit for the engine to report the links' counters."""
+LEFT = "left"
+"""The reason for a loss if the peer closed its communicator."""
+NAMED_MAX = 8
 LOSSES_MAX = 1000
 """Maximum number of lost peers that are remembered with the reason."""
 
@@ -116,6 +120,9 @@ class PeerSession:
         self._inbound = Inbound(shared, self._outbound, self._state_sync, control.until_master_speaks)
         masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
         self._long_waits = LongWaits(counters, about, machine.name_of, masters_named)
+        self._search: LongWait | None = None
+        self._led_at = float("-inf")
+        self._where = how_to_look(masters_named)
         self.call_reasons = CallReasons(shared, control, lambda: self.view.global_world_size if self.view else 1)
         own: Handlers = {
             ps.StartEngine: self._start_engine,
@@ -243,6 +250,10 @@ class PeerSession:
         self._lifetime.require_alive()
         return self._recorder.recording(since_ns=since_ns)
 
+    def note_figures(self, figures: Mapping[str, float]) -> None:
+        """Send these figures with the next reports to the master. Thread-safe."""
+        self._counters.note_figures(figures, time.monotonic())
+
     def stats(self) -> dict[str, int]:
         self._lifetime.require_alive()
         return self._engine.stats()
@@ -344,15 +355,32 @@ class PeerSession:
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
-            group_wait_s = self._stats()["op_wait_us"] / 1e6
-            single = self._machine.ops.single_waits()
-            self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
+            await self._look_at_waits()
             counting_s = min(COUNTING_S, interval_s(self.view.global_world_size))
             await trio.sleep(interval_s(self.view.global_world_size) - counting_s)
             with suppress(MemoryError):
                 for link in self._counters.links:
                     self._engine.count_link(link)
             await trio.sleep(counting_s)
+
+    async def _look_at_waits(self) -> None:
+        """Log long waits. Without a master, ops may wait for it, whatever the counters of links show."""
+        now = trio.current_time()
+        group_wait_s = self._stats()["op_wait_us"] / 1e6
+        single = self._machine.ops.single_waits()
+        if self._machine.is_led:
+            search, self._search = self._search, None
+            if search is not None:
+                self._led_at = now
+                if search.is_told:
+                    self._logger.warning("a master leads the run again, after %.1f s", now - search.since)
+            group_wait_s = min(group_wait_s, now - self._led_at)  # a wait for the master is not a wait for peers
+            self._long_waits.look(now, group_wait_s, lambda: self._machine.ops.tags, single)
+        elif group_wait_s or single:
+            self._search = self._search or LongWait("an op", now)
+            if self._search.is_due(now):
+                whom = await self.call_reasons.of_admission()
+                self._logger.warning("%s", self._search.warning(trio.current_time(), whom, self._where))
 
     def _stats(self) -> dict[str, int]:
         """Return the engine's counters, including waits through handles."""
@@ -367,14 +395,20 @@ class PeerSession:
                 machine.report(report)
 
     def _installed(self, _: Peer, effect: ps.Installed) -> None:
+        view, former = effect.view, self.view
         for peer, reason in effect.lost:
-            self.left_out_by[peer] = effect.view.view
+            self.left_out_by[peer] = view.view
             self.losses[peer] = reason
-            self._logger.info("%s was lost: %s", self.named(peer), reason, extra={"other": peer})
+            level = logging.INFO if reason == LEFT else logging.WARNING
+            what = f"{self.named(peer)} was lost: {reason}"
+            self._logger.log(level, "%s; %d of its group remain", what, view.world_size, extra={"other": peer})
             self._state_sync.lost(peer, reason)
         for oldest in list(self.losses)[:-LOSSES_MAX]:
             del self.losses[oldest], self.left_out_by[oldest]
-        view = effect.view
+        if former is not None and (new := [peer for peer in view.ring if peer not in former.ring]):
+            names = ", ".join(map(self.named, new[:NAMED_MAX])) + (", ..." if len(new) > NAMED_MAX else "")
+            level = logging.WARNING if self.has_had_ops else logging.INFO  # INFO: the run is still gathering its peers
+            self._logger.log(level, "%s joined; the group has %d peers", names, view.world_size)
         self.view = view
         self._logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
         self.installed.set()

@@ -34,6 +34,8 @@ QUANTIZATIONS = {
     "min-max": QuantizationAlgorithm.MIN_MAX,
     "zero-point-scale": QuantizationAlgorithm.ZERO_POINT_SCALE,
     "cast": QuantizationAlgorithm.CAST,
+    "lloyd-max": QuantizationAlgorithm.LLOYD_MAX,
+    "sign": QuantizationAlgorithm.SIGN,
 }
 CODES = {
     "uint8": (DataType.UINT8, 8),
@@ -46,7 +48,7 @@ CODES = {
     "float16": (DataType.FLOAT16, 16),
 }
 # The error of rounding once, relative to the block's range (codes) or the value (casts); doubled if stochastic.
-_CODE_ERRORS = {4: 1 / 29, 8: 1 / 505, 16: 1 / 125_000}
+_CODE_ERRORS = {1: 2.1, 2: 2.6, 4: 1 / 29, 8: 1 / 505, 16: 1 / 125_000}
 _CAST_ERRORS = {DataType.BFLOAT16: 2**-8, DataType.FLOAT16: 2**-11}
 
 
@@ -113,7 +115,7 @@ def cases(plan: Plan) -> list[Case]:
             raise ToolError(f"{smallest} elements cannot be divided among {max(plan.peers)} peers")
     if GLOO in plan.rulers:
         if importlib.util.find_spec("torch") is None:
-            raise ToolError("--against gloo needs torch: pip install 'pccl-collectives[torch]'")
+            raise ToolError("--against gloo needs torch: pip install '.[torch]' in a clone of pccl")
         if plan.dtype not in GLOO_DTYPES:
             raise ToolError(f"--against gloo: Gloo does not reduce {plan.dtype}, only {', '.join(GLOO_DTYPES)}")
     common = (plan.in_place, plan.memory, plan.warmup, plan.iterations)
@@ -151,7 +153,7 @@ def parse_quantization(text: str) -> QuantizationOptions | None:
         found[key] = value
     if name == "cast" and "type" not in found:
         raise ValueError(f"{text!r}: the type is missing, as in cast:bfloat16")
-    datatype, bits = CODES[found.get("type", "uint8")]
+    datatype, bits = CODES[found["type"]] if "type" in found else (DataType.UINT8, 0)
     try:
         return QuantizationOptions(
             datatype,

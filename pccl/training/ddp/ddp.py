@@ -21,7 +21,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
@@ -29,6 +30,8 @@ from pccl._integers import as_int
 from pccl.training.ddp.gradients import BUCKET_BYTES, Bucket, CommHook, GradientAverages, bucketed, name_of
 from pccl.training.ddp.refusals import (
     ABANDONED,
+    FINE,
+    NONFINITE,
     UNWEIGHTED,
     GradScalers,
     Refusal,
@@ -36,11 +39,11 @@ from pccl.training.ddp.refusals import (
     StepRefusals,
     found_inf,
 )
-from pccl.training.group.membership import Admission, Membership, alike, fingerprint
+from pccl.training.group.membership import Churn, Membership, alike, fingerprint
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot
-from pccl.training.state.replica import default_torch_arithmetic, layout_of
+from pccl.training.state.checkpoint import Snapshot, is_one_file
+from pccl.training.state.replica import default_torch_arithmetic, layout_of, named_parameters
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
     HeldTensors,
@@ -52,8 +55,17 @@ from pccl.training.state.torch_state import (
     optimized,
     optimizer_tensors,
     require_like,
+    without_state_dict,
 )
-from pccl.training.step import GroupStep, StepReport, checked_weight
+from pccl.training.step import (
+    GroupStep,
+    OnNonfinite,
+    StepReport,
+    TrainingLoop,
+    checked_on_nonfinite,
+    checked_weight,
+    nonfinite_text,
+)
 
 _of_thread = threading.local()
 """A weak reference to the DDP that `connect` most recently created in this thread."""
@@ -82,11 +94,12 @@ class Step(StepReport):
     """
 
     is_skipped: bool = False
-    """Whether the GradScaler skipped the optimizer's step, on all peers, because an average is not finite."""
+    """Whether all peers skipped the optimizer's step, because of `on_nonfinite`, or because the GradScaler found an
+    average that is not finite."""
 
 
 @outside_graphs
-class DDP(Checkpointed):
+class DDP(TrainingLoop):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
 
     Can be called like its `module` and has the module's attributes. All peers must build the same module and optimizer
@@ -114,6 +127,8 @@ class DDP(Checkpointed):
         buffers: str = AVERAGE,
         check_every: int | None = None,
         tag: int = 0,
+        on_nonfinite: OnNonfinite | None = None,
+        **churn: Unpack[Churn],
     ) -> None:
         """Args:
             quantization: How to quantize the gradients that are sent.
@@ -126,6 +141,10 @@ class DDP(Checkpointed):
             check_every: Compare digests after this many steps; None: as often as possible while costing less than
                 0.1 % of the time.
             tag: The first tag.
+            on_nonfinite: What all peers do if a peer's gradients or buffers have NaN or infinity: "raise" an error
+                and clear the gradients, "skip" the step, or "leave out" that peer, which sends gradients only after
+                the backward pass. All name the peer. None does not check; a GradScaler does so by itself.
+            churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises:
             ValueError, TypeError: The module has no parameters that require gradients, the optimizer has state that
@@ -149,6 +168,9 @@ class DDP(Checkpointed):
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
+        self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
+        self._is_left_out = False
+        """Whether the step in progress will not call the optimizer."""
         self._must_synchronize = True
         self._synchronized: GroupStep | None = None
         """The step in progress, after its gradients have been averaged."""
@@ -159,9 +181,10 @@ class DDP(Checkpointed):
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
-        for name, parameter in module.named_parameters():
+        named = named_parameters(module)
+        for name, parameter in named.items():
             TensorInfo.from_torch(parameter.detach(), name)  # raises before anything is changed
-        names = {id(p): name for name, p in module.named_parameters()}
+        names = {id(p): name for name, p in named.items()}
         for parameter in optimized(optimizer):
             if id(parameter) not in names:
                 raise ValueError(
@@ -182,7 +205,7 @@ class DDP(Checkpointed):
             tensors=self._compared,
             buffers=exchanged_buffers(module, buffers),
             shared=shared,
-            groups=ParamGroups(optimizer, dict(module.named_parameters())),
+            groups=ParamGroups(optimizer, named),
             late=self._held,
             check_every=check_every,
             tag=tag,
@@ -198,8 +221,9 @@ class DDP(Checkpointed):
             "quantization": alike(quantization),
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
+            **({"on_nonfinite": on_nonfinite} if on_nonfinite is not None else {}),
         }
-        self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated)
+        self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated, churn=churn)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number, i))
             for number, bucket in enumerate(self._buckets)
@@ -227,7 +251,14 @@ class DDP(Checkpointed):
 
     @classmethod
     def connect(
-        cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
+        cls,
+        module: Any,
+        optimizer: Any,
+        address: str | None = None,
+        *,
+        peers_min: int | None = None,
+        load: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> DDP:
         """Create a DDP with its own communicator, connect to the run at `address`, and join.
 
@@ -237,11 +268,13 @@ class DDP(Checkpointed):
         Args:
             address: The master's address; None uses the environment variable PCCL_MASTER.
             peers_min: The number of peers needed to start a new run; None: as many as `pccl launch` started.
+            load: A checkpoint to resume from: a file, or a folder, which may hold none yet.
             options: Options of the constructor.
 
         Raises:
             PCCLError: Raised by `Communicator.connect` or `join`. INVALID_ARGUMENT if the address is missing;
                 INVALID_USAGE if this thread has another DDP in that run.
+            OSError, CheckpointError: Raised by `load`.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
@@ -257,6 +290,8 @@ class DDP(Checkpointed):
             peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
         ddp = cls(Communicator(address), module, optimizer, **options)
         ddp._address = address
+        if load is not None:
+            ddp.load(load, missing_ok=not is_one_file(Path(load)))
         ddp._communicator.connect()
         ddp.join(peers_min)
         _of_thread.latest = weakref.ref(ddp)
@@ -274,10 +309,6 @@ class DDP(Checkpointed):
         yield from ((name, tensor) for name, _, _, tensor in self._held.late())
         yield from self._replicated.buffers.module_tensors()
 
-    def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if it is new. Raises the errors of `DiLoCo.join`."""
-        return self._membership.join(peers_min)
-
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Average the buckets with `hook(state, bucket)`, as torch's DDP does: see `pccl.training.comm_hooks`.
 
@@ -290,6 +321,8 @@ class DDP(Checkpointed):
             what = "this peer has joined: register the hook before join"
         elif self._gradients.comm_hook is not None:
             what = "a hook is already registered"
+        elif self._on_nonfinite == "leave out":
+            what = 'a hook cannot be combined with on_nonfinite="leave out", which needs weights'
         elif self._quantization is not None:
             what = "a hook cannot be combined with quantization=: pass the options to bucket.average in the hook"
         if what:
@@ -318,7 +351,7 @@ class DDP(Checkpointed):
                 "ddp.abandon() if the backward pass has failed"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
-        if self._synchronized is not None:
+        if self._synchronized is not None and not self._synchronized.rejoined:
             self._commit(self._synchronized)
         self._clear()
         if set_to_none:
@@ -335,8 +368,10 @@ class DDP(Checkpointed):
         PCCLError like `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
-        with self._step("DDP.synchronize"):
-            self._synchronize("DDP.synchronize", weight)
+        with self._step("DDP.synchronize") as step:
+            self._synchronize(step, "DDP.synchronize", weight)
+        if step.rejoined:
+            self._synchronized = step  # `step` reports it
 
     def abandon(self) -> None:
         """Give up the step on all peers, for example after a failed backward pass. A group call instead of `step`.
@@ -348,8 +383,8 @@ class DDP(Checkpointed):
         if self._synchronized is not None:
             text = "the gradients of this step have been averaged: to give it up, call ddp.zero_grad() on all peers"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
-        with self._step("DDP.abandon"):
-            self._exchange(None, (ABANDONED, 0, 0))
+        with self._step("DDP.abandon") as step:
+            self._exchange(step, None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
         """Average gradients, step the optimizer, clear gradients and admit newcomers. A group call.
@@ -360,35 +395,46 @@ class DDP(Checkpointed):
             weight: As in `synchronize`.
 
         Raises:
-            PCCLError: The master was lost or this peer was evicted. INVALID_USAGE on all peers, with gradients cleared,
-                if any peer refused the step. INVALID_USAGE on this peer if `join` was not called, or if an earlier step
-                was interrupted or failed in the optimizer: close, and create a new communicator and DDP.
+            PCCLError: The master was lost or this peer was evicted, and it could not rejoin. INVALID_USAGE on all
+                peers, with gradients cleared, if any peer refused the step. INVALID_USAGE on this peer if `join` was
+                not called, or if an earlier step was interrupted or failed in the optimizer: close, and create a new
+                communicator and DDP.
             DivergenceError: Replicated state differs between peers.
             ValueError: See `synchronize`.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
+        if scaler is not None and self._on_nonfinite is not None:
+            raise ValueError("a GradScaler skips steps that are not finite by itself: leave out on_nonfinite=")
         weight = self._valid_weight(weight, "DDP.step")
-        with self._step("DDP.step"):
+        if (step := self._synchronized) is not None and step.rejoined:
+            self._clear()
+            return step.report(Step)
+        with self._step("DDP.step") as call:
             if scaler is not None:
                 self._scalers.add(scaler)
-            self._synchronize("DDP.step", weight)
+            self._synchronize(call, "DDP.step", weight)
             step = self._synchronized
             assert step is not None
+            step.world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
             self._commit(step)
-            self._optimize(scaler)
+            if self._is_left_out:
+                self._has_stepped = False
+            else:
+                self._optimize(scaler)
             self._clear()
             self._state.revision += 1
-            if self.revision % self._admit_every == 0 and step.are_peers_pending():
+            if (self.revision % self._admit_every == 0 or step.is_short) and step.must_admit():
                 self._gradients.forget_weights()
                 step.admit()
             step.end()
-        world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
-        return step.report(Step, world_size, is_skipped=not self._has_stepped)
+        if step is None or call.rejoined:
+            return call.report(Step)
+        return step.report(Step, is_skipped=not self._has_stepped)
 
     def finish(self) -> None:
         """Compare the replicated state after the last step. A group call. Raises the errors of `step`."""
-        with self._step("DDP.finish"):
+        with self._step("DDP.finish", rejoins=False):
             self._replicated.check(self.revision)
 
     def close(self) -> None:
@@ -399,16 +445,17 @@ class DDP(Checkpointed):
             super().close()
 
     def _snapshot(self) -> Snapshot:
-        parameters = dict(self.module.named_parameters())
+        parameters = named_parameters(self.module)
         buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
         state |= {"shared": self._replicated.state_dict(), "optimizer class": class_of(self._optimizer)}
         late = {name for name, *_ in self._held.late()}
         held = {name: each for name, each in optimizer_tensors(self._optimizer).items() if name not in late}
-        return Snapshot(self.revision, state, layout_of({**parameters, **buffers, **held}))
+        layout = layout_of({**parameters, **buffers, **held})
+        return Snapshot(self.revision, state, layout, unnamed=without_state_dict(self.module))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        parameters = dict(self.module.named_parameters())
+        parameters = named_parameters(self.module)
         require_like(parameters, state["parameters"])
         require_like(buffers_of(self.module), state["buffers"])
         with self._replicated.taking_up(state.get("shared", {})):
@@ -417,16 +464,22 @@ class DDP(Checkpointed):
             assign(buffers_of(self.module), state["buffers"])
         self._state.revision = revision
 
+    def _drop(self) -> None:
+        super()._drop()
+        self._clear()
+        self._gradients.forget_weights()
+        self._scalers.forget()
+
     @contextmanager
-    def _step(self, func_name: str) -> Iterator[None]:
+    def _step(self, func_name: str, *, rejoins: bool = True) -> Iterator[GroupStep]:
         if self._has_failed:
             text = (
                 "the optimizer failed during a step, and this peer's parameters may differ from the others': "
                 "close the communicator and join again"
             )
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
-        with self._membership.step(func_name):
-            yield
+        with self._group_step(func_name, rejoins=rejoins) as step:
+            yield step
 
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
@@ -441,20 +494,26 @@ class DDP(Checkpointed):
             )
         return weight
 
-    def _synchronize(self, func_name: str, weight: float | None) -> None:
+    def _synchronize(self, step: GroupStep, func_name: str, weight: float | None) -> None:
         if self._synchronized is not None:
             return
         self._replicated.check_step()
-        if refusals := self._exchange(weight, None):
+        if refusals := self._exchange(step, weight, None):
             raise PCCLError(Result.INVALID_USAGE, func_name, self._refusals.explained(refusals))
 
-    def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
+    def _exchange(self, step: GroupStep, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
         """Average the gradients, or clear them if any peer refuses. `what` is this peer's refusal, if known."""
         self._weight = weight
-        step = GroupStep(self._membership, self._replicated)
         with step.waiting():
             step.begin()
             what = self._refusals.own() if what is None else what
+            if self._on_nonfinite == "leave out" and weight is None:
+                weight = 1.0
+            is_finite = self._on_nonfinite is None or self._replicated.buffers.is_finite()
+            if what == FINE and not (is_finite and (self._on_nonfinite is None or self._gradients.are_finite())):
+                what = NONFINITE, 0, 0
+                self._replicated.buffers.show()
+                weight = weight if weight is None else 0.0
             self._gradients.launch_rest(weight, self.revision)
             number = math.nan if weight is None else weight
             hook = name_of(self._gradients.comm_hook)
@@ -463,6 +522,8 @@ class DDP(Checkpointed):
             averages = self._gradients.land()
             refusals, cost = exchange.wait()
             step.land()
+            nonfinite = [each.peer for each in refusals if each.what[0] == NONFINITE]
+            refusals = [each for each in refusals if each.what[0] != NONFINITE]
             without = [peer for peer, number in exchange.numbers.items() if math.isnan(number)]
             if not refusals and 0 < len(without) < len(exchange.numbers):
                 own = own_number(self._communicator)
@@ -472,7 +533,20 @@ class DDP(Checkpointed):
                 self._scalers.forget()
                 self._replicated.discard()
                 return refusals
-            averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
+            if nonfinite:
+                is_skipped = self._on_nonfinite != "leave out" or len(nonfinite) == len(exchange.numbers)
+                text = nonfinite_text(self._communicator, nonfinite, "a gradient or buffer", is_skipped)
+                if self._on_nonfinite == "raise":
+                    self._clear()
+                    self._replicated.discard()
+                    raise PCCLError(Result.INVALID_USAGE, "DDP.step", f"{text}, and all gradients are cleared")
+                logger.warning("revision %d: %s", self.revision, text)
+                self._is_left_out = is_skipped
+            if self._is_left_out:
+                for bucket in self._buckets:
+                    bucket.keep_none()
+            else:
+                averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
             self._gradients.give()
         step.outcomes = [*averages, cost, *step.outcomes]
         self._synchronized = step
@@ -503,6 +577,7 @@ class DDP(Checkpointed):
 
     def _clear(self) -> None:
         self._synchronized = None
+        self._is_left_out = False
         self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:
@@ -548,4 +623,8 @@ class DDP(Checkpointed):
             )
         if not self._must_synchronize:
             return
-        self._gradients.take(number, i, self.revision)
+        try:
+            self._gradients.take(number, i, self.revision)
+        except PCCLError as error:
+            if not self._membership.may_rejoin(error):  # otherwise `step` rejoins
+                raise

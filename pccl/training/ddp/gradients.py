@@ -373,6 +373,13 @@ class GradientAverages:
         for bucket in self.buckets:
             bucket.note()
 
+    def are_finite(self) -> bool:
+        """Return whether all of this peer's gradients are finite. Fill in those of unused parameters."""
+        for bucket in self.buckets:
+            if bucket.average is None:
+                bucket.fill()
+        return all(bool(view.isfinite().all()) for bucket in self.buckets for view in bucket.views)
+
     def launch_rest(self, weight: float | None, revision: int) -> None:
         """Launch the buckets that are not in flight."""
         for number, bucket in enumerate(self.buckets):

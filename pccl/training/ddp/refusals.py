@@ -74,7 +74,7 @@ class RefusalExchange:
         return found, outcome
 
 
-CHANGED, NOT_AVERAGED, UNSCALED, REPLACED, UNWEIGHTED, ABANDONED = range(1, 7)
+CHANGED, NOT_AVERAGED, UNSCALED, REPLACED, UNWEIGHTED, ABANDONED, NONFINITE = range(1, 8)
 """Kinds of refusals. Two integers follow: for CHANGED, the bucket and an index in it; for others, an index or zeros."""
 
 REASONS = {

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -29,13 +29,13 @@ from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
-from pccl.training.group.membership import Admission
+from pccl.training.group.membership import Admission, Churn
 from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.site import Site
 from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.replica import Part, Replica, Vector
 from pccl.training.state.replicated_state import Stateful
-from pccl.training.step import GroupStep, checked_weight
+from pccl.training.step import GroupStep, OnNonfinite, checked_weight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,6 +84,8 @@ class AsyncDiLoCo(OuterLoop):
         fragments: int = 1,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
+        on_nonfinite: OnNonfinite | None = None,
+        **churn: Unpack[Churn],
     ) -> None:
         fragments = as_int("fragments", fragments, 1)
         super().__init__(
@@ -101,6 +103,8 @@ class AsyncDiLoCo(OuterLoop):
             alike=("fragments", fragments),
             inner_steps=inner_steps,
             steps=steps,
+            on_nonfinite=on_nonfinite,
+            **churn,
         )
         self._fragments = _fragments(self._replica, fragments)
         self._flight: Flight | None = None
@@ -135,16 +139,17 @@ class AsyncDiLoCo(OuterLoop):
             landing = self._flight.fragment if self._flight is not None else None
             gradient = self._gradient[:count]
             part.difference(self._start[:count] if landing is fragment else outer, gradient)
+            is_finite = self._drop_nonfinite(gradient)
             with step.waiting():
                 # This order matters: no peer may wait in a group call while others relaunch an aborted average.
                 step.begin()
                 step.claim(in_flight=self._flight is not None)
-                world_size = self._land(step)
+                step.world_size = self._land(step)
                 self._replicated.land_comparison()
                 self._weights = weights  # if the call failed before this line, a retry passes the weight again
-                if fragment is self._fragments[0] and step.are_peers_pending():
-                    self._launch(fragment, gradient, weight)
-                    world_size = self._land(step)
+                if fragment is self._fragments[0] and step.must_admit():
+                    self._launch(fragment, gradient, weight, is_finite)
+                    step.world_size = self._land(step)
                     step.admit()
             if landing is not None and landing is not fragment:
                 self._carry_on(landing)
@@ -154,37 +159,46 @@ class AsyncDiLoCo(OuterLoop):
                 start = self._start[:count]
                 self._outer.look_ahead(outer, self._momentum[fragment.place], gradient, start)
                 part.write(start)
-                self._launch(fragment, gradient, weight)
+                self._launch(fragment, gradient, weight, is_finite)
             step.end()
         self._inner_steps.start()
-        return step.report(OuterStep, world_size)
+        return self._reported(step)
 
     def finish(self) -> OuterStep:
         """Apply the average in flight and write the outer parameters to the model. All peers call it at the end.
 
         Movement of other fragments since their last turn is discarded. Raises the errors of `outer_step`.
         """
-        with self._group_step("AsyncDiLoCo.finish") as step:
+        with self._group_step("AsyncDiLoCo.finish", rejoins=False) as step:
             with step.waiting():
                 self._replicated.discard()
-                world_size = self._land(step)
+                step.world_size = self._land(step)
             self._begin()
             self._replicated.check(self.revision)
-        return step.report(OuterStep, world_size)
+        return self._reported(step)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         self._flight = None
         return super().reconnect(communicator, peers_min)
 
+    def _drop(self) -> None:
+        super()._drop()
+        self._flight = None
+
     def _begin(self) -> None:
         super()._begin()
         self._weights = [0.0] * len(self._fragments)
 
-    def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None) -> None:
+    def _reset_model(self) -> None:
+        super()._reset_model()
+        if self._flight is not None:  # `_carry_on` then finds no movement since the look-ahead
+            self._flight.fragment.part.write(self._start[: self._flight.fragment.part.count])
+
+    def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None, is_finite: bool | None) -> None:
         """Launch the average of `gradient`, a view of `_gradient`. All peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
-        average = self._launch_average(gradient, weight)
+        average = self._launch_average(gradient, weight, is_finite)
         self._replicated.launch_buffers(self.revision)
         self._flight = Flight(fragment, gradient, average)
 

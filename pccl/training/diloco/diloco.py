@@ -10,12 +10,12 @@ and every other peer takes `floor(inner_steps * seconds of the fastest / seconds
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -24,18 +24,36 @@ from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedSta
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.diloco.weighted_average import NotedAverage, explained
-from pccl.training.group.membership import Admission, Membership, fingerprint
+from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.membership import alike as alike_quantization
 from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot
-from pccl.training.state.replica import Vector, replica_of
+from pccl.training.state.checkpoint import Snapshot
+from pccl.training.state.replica import Vector, local_shard, named_parts, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError, Shard
-from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
-from pccl.training.step import GroupStep, StepReport, checked_weight
+from pccl.training.state.torch_state import (
+    assign,
+    buffers_of,
+    class_of,
+    distributed_like,
+    optimizer_tensors,
+    require_like,
+    without_state_dict,
+)
+from pccl.training.step import (
+    GroupStep,
+    OnNonfinite,
+    StepReport,
+    TrainingLoop,
+    checked_on_nonfinite,
+    checked_weight,
+    nonfinite_text,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +130,11 @@ class InnerSteps:
         self.count = wanted if self._site is None else min(map(int, self._site.gather(str(wanted))))
 
 
+def _is_finite(vector: Vector) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())  # the product may overflow
+
+
 NOTES = 2
 """Tag offset of the notes that accompany an average; the average itself uses offset 0."""
 INNER_STEPS = 50
@@ -124,8 +147,11 @@ class OuterStep(StepReport):
     `world_size` counts the peers whose pseudo-gradients are in the last update (1: only this peer, 0: no update).
     """
 
+    is_skipped: bool = False
+    """Whether the update was skipped because of `on_nonfinite`."""
 
-class OuterLoop(Checkpointed):
+
+class OuterLoop(TrainingLoop):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
 
     LOADS = ("DiLoCo", "AsyncDiLoCo")
@@ -147,6 +173,8 @@ class OuterLoop(Checkpointed):
         alike: object = None,
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
+        on_nonfinite: OnNonfinite | None = None,
+        **churn: Unpack[Churn],
     ) -> None:
         """`join` compares all arguments between peers, except `communicator`, `inner` and `site`.
 
@@ -165,6 +193,10 @@ class OuterLoop(Checkpointed):
             alike: Any other object whose `repr` must be equal on all peers.
             inner_steps: The number of inner steps of every peer, or of the fastest with steps "by speed".
             steps: "fixed", or "by speed": as many inner steps as fit in the fastest peer's time.
+            on_nonfinite: What all peers do if a peer's movement or buffers have NaN or infinity: "raise" an error,
+                "skip" the update, or "leave out" that peer. All name the peer, and its model, buffers and inner
+                optimizer return to finite values. None does not check.
+            churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises TypeError or ValueError if the model cannot be trained or an argument is invalid.
         """
@@ -173,6 +205,11 @@ class OuterLoop(Checkpointed):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":
             alike = (alike, steps, inner_steps)
+        self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
+        if on_nonfinite is not None:
+            alike = (alike, "on_nonfinite", on_nonfinite)
+        self._nonfinite = ""
+        self._is_skipped = False
         self._is_by_speed = steps == "by speed"
         self._inner_steps = InnerSteps(inner_steps, site)
         self._has_begun = False
@@ -212,6 +249,7 @@ class OuterLoop(Checkpointed):
         self._outer_infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
         self._state = SharedState([*self._outer_infos, *self._replicated.infos()])
         self._site = site
+        self._churn = churn
         self._membership = self._new_membership()
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
@@ -226,14 +264,14 @@ class OuterLoop(Checkpointed):
 
     def _new_membership(self) -> Membership:
         options = {"class": type(self).__name__, **self._replicated.options(), **self._alike}
-        return Membership(self._communicator, self._state, options, site=self._site, joint=self._replicated)
+        return Membership(
+            self._communicator, self._state, options, site=self._site, joint=self._replicated, churn=self._churn
+        )
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
-            first = 0
-            for name, size in self._replica.sizes:
-                yield f"{what} {name}", vector[first : first + size]
-                first += size
+            for name, part in named_parts(vector, self._replica.shapes).items():
+                yield f"{what} {name}", part.reshape(-1)
         yield from self._replicated.buffers.tensors()
 
     @property
@@ -286,11 +324,12 @@ class OuterLoop(Checkpointed):
         (INVALID_ARGUMENT).
         """
         self._read_model()
-        admission = self._membership.join(peers_min)
+        return super().join(peers_min)
+
+    def _enter(self, admission: Admission) -> None:
         self._has_begun = True
         self._begin()
         self._inner_steps.forget()
-        return admission
 
     @property
     def came_late(self) -> bool:
@@ -313,18 +352,35 @@ class OuterLoop(Checkpointed):
         self._membership = self._new_membership()
         return self.join(peers_min)
 
-    @contextmanager
-    def _group_step(self, func_name: str) -> Iterator[GroupStep]:
-        with self._membership.step(func_name):
-            yield GroupStep(self._membership, self._replicated)
+    def _drop_nonfinite(self, gradient: Vector) -> bool | None:
+        """Return whether this peer's movement is finite, or None if it is not checked. Discard it if it is not."""
+        if self._on_nonfinite is None:
+            return None
+        is_finite = _is_finite(gradient) and self._replicated.buffers.is_finite()
+        if self._site is not None:
+            is_finite = self._site.agree(is_finite)
+        if not is_finite:
+            gradient[...] = 0
+            self._reset_model()
+            self._replicated.buffers.show()
+            for tensor in optimizer_tensors(self._inner).values() if hasattr(self._inner, "param_groups") else ():
+                held = local_shard(tensor)
+                if held.is_floating_point() and not held.isfinite().all():
+                    held.zero_()
+        return is_finite
 
-    def _launch_average(self, gradient: Vector, weight: float | None) -> Relaunched | NotedAverage:
+    def _reset_model(self) -> None:
+        self._replica.write(self._parameters)
+
+    def _launch_average(
+        self, gradient: Vector, weight: float | None, is_finite: bool | None
+    ) -> Relaunched | NotedAverage:
         communicator, tag = self._communicator, self._tag
-        if weight is None and not self._is_by_speed:
+        if weight is None and not self._is_by_speed and is_finite is None:
             return average(communicator, gradient, tag, self.revision, self._quantization)
         seconds = self._inner_steps.seconds
         return NotedAverage(
-            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds
+            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds, is_finite
         )
 
     def _wait_for(self, average: Relaunched | NotedAverage, step: GroupStep) -> Outcome:
@@ -335,7 +391,21 @@ class OuterLoop(Checkpointed):
         if self._is_by_speed and isinstance(average, NotedAverage):
             self._inner_steps.adapt(average.seconds, average.own_seconds)
         step.outcomes.append(outcome)
+        peers = average.nonfinite if isinstance(average, NotedAverage) else ()
+        self._is_skipped = bool(peers) and (self._on_nonfinite != "leave out" or len(peers) == outcome.world_size)
+        if peers:
+            self._nonfinite = nonfinite_text(self._communicator, peers, "the movement", self._is_skipped)
+            logger.warning("revision %d: %s", self.revision, self._nonfinite)
         return outcome
+
+    def _reported(self, step: GroupStep) -> OuterStep:
+        """Return the step's report, or raise the error of a step that ended with a peer that was not finite."""
+        is_skipped, text, self._is_skipped, self._nonfinite = self._is_skipped, self._nonfinite, False, ""
+        if text and self._on_nonfinite == "raise" and not step.rejoined:
+            raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.outer_step", text)
+        if is_skipped:
+            step.world_size = 0
+        return step.report(OuterStep, is_skipped=is_skipped)
 
     def _begin(self) -> None:
         self.show_outer()
@@ -395,14 +465,15 @@ class OuterLoop(Checkpointed):
         self.show_outer()
 
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
-        """Apply one outer update to the elements at `place`, overwriting `gradient`."""
-        self._outer.step(self._parameters[place], self._momentum[place], gradient)
+        """Apply one outer update to the elements at `place`, overwriting `gradient`, unless it is to be skipped."""
+        if not self._is_skipped:
+            self._outer.step(self._parameters[place], self._momentum[place], gradient)
         self._state.revision += 1
 
     def _snapshot(self) -> Snapshot:
         self._read_model()
         state: dict[str, Any] = {
-            "parameters": self._parameters,
+            "parameters": named_parts(self._parameters, self._replica.shapes),
             "momentum": self._momentum,
             "buffers": buffers_of(self._model),
             "common buffers": dict(self._replicated.buffers.tensors()),
@@ -411,12 +482,15 @@ class OuterLoop(Checkpointed):
         }
         if hasattr(self.inner, "param_groups"):
             state["optimizer class"] = class_of(self.inner)
-        return Snapshot(self.revision, state, self._replica.layout)
+        return Snapshot(self.revision, state, self._replica.layout, unnamed=without_state_dict(self._model))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
-        if self._parameters.shape != state["parameters"].shape:
-            raise CheckpointError(f"it has {state['parameters'].size} parameters, not {self._parameters.size} as here")
+        saved = state["parameters"]
+        if isinstance(saved, dict):  # older versions saved one flat vector
+            saved = np.concatenate([saved[name].reshape(-1) for name in self._replica.shapes])
+        if self._parameters.shape != saved.shape:
+            raise CheckpointError(f"it has {saved.size} parameters, not {self._parameters.size} as here")
         require_like(buffers, state.get("buffers", buffers))
         with self._replicated.taking_up(state.get("shared", {})):
             if self.inner is not None and state["inner"] is not None:
@@ -425,7 +499,7 @@ class OuterLoop(Checkpointed):
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"the inner optimizer rejects its saved state: {error}") from error
             assign(buffers, state.get("buffers", buffers))
-            self._parameters[...] = state["parameters"]
+            self._parameters[...] = saved
             self._momentum[...] = state["momentum"]
             self._state.revision = revision
         for name, vector in self._replicated.buffers.tensors():
@@ -465,8 +539,9 @@ class DiLoCo(OuterLoop):
 
         Raises:
             ValueError: An argument is invalid; `outer_step` can be called again.
-            PCCLError: The master was lost, this peer was evicted, or an earlier call was interrupted (INVALID_USAGE):
-                call `reconnect`. Also INVALID_USAGE if `join` was not called.
+            PCCLError: The master was lost or this peer was evicted, and it could not rejoin (or `rejoin` is False); or
+                an earlier call was interrupted (INVALID_USAGE): call `reconnect`. Also INVALID_USAGE if `join` was not
+                called, and on all peers with `on_nonfinite="raise"`, where the step then counts without an update.
             DivergenceError: Replicated state differs between peers.
         """
         weight = checked_weight(weight)
@@ -475,13 +550,15 @@ class DiLoCo(OuterLoop):
         with self._group_step("DiLoCo.outer_step") as step:
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)
+            is_finite = self._drop_nonfinite(gradient)
             with step.waiting():
                 step.begin()
                 step.claim()
-                average = self._launch_average(gradient, weight)
+                average = self._launch_average(gradient, weight, is_finite)
                 step.launch_buffers()
                 outcome = self._wait_for(average, step)
                 step.land()
+            step.world_size = outcome.world_size
             step.commit(outcome.peers)
             self._update(gradient)
             with step.waiting():
@@ -489,12 +566,12 @@ class DiLoCo(OuterLoop):
             self._begin()
             step.end()
         self._inner_steps.start()
-        return step.report(OuterStep, outcome.world_size)
+        return self._reported(step)
 
     def finish(self) -> OuterStep:
         """Compare the final state and write it to the model. A group call. Raises the errors of `outer_step`."""
-        with self._group_step("DiLoCo.finish") as step, step.waiting():
+        with self._group_step("DiLoCo.finish", rejoins=False) as step, step.waiting():
             self._replicated.discard()
             self._begin()
             self._replicated.check(self.revision)
-        return step.report(OuterStep, 0)
+        return step.report(OuterStep)

@@ -23,7 +23,7 @@ from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.state.replica import Vector
 
 Rows = NDArray[np.float64]
-"""The notes of all peers in a world, ordered by rank: float64 of shape (world size, 2)."""
+"""The notes of all peers in a world, ordered by rank: float64 of shape (world size, 2 or 3)."""
 
 
 def explained(error: PCCLError) -> PCCLError:
@@ -47,8 +47,16 @@ class NotedAverage:
         quantization: QuantizationOptions | None,
         weight: float | None,
         seconds: float,
+        is_finite: bool | None = None,
     ) -> None:
-        """All peers give a `weight` or none does; `seconds` is sent to the others."""
+        """All peers give a `weight` or none does; `seconds` is sent to the others. Unless `is_finite` is None on all
+        peers, missing weights are 1, and a peer with False is left out and listed in `nonfinite`."""
+        flags = []
+        if is_finite is not None:
+            flags = [2 * (weight is not None) + (not is_finite)]
+            weight = 0.0 if not is_finite else 1.0 if weight is None else weight
+        self.nonfinite: tuple[int, ...] = ()
+        """The peers whose vectors were not finite, the same on all peers, once `wait` has returned."""
         self._vector = vector
         self._weight = weight
         self.own_seconds = seconds
@@ -59,7 +67,7 @@ class NotedAverage:
         if weight is not None:
             _weigh(vector, weight)
             self._sum, op = np.empty_like(vector), ReduceOp.SUM
-        numbers = self._numbers = np.array([math.nan if weight is None else weight, seconds])
+        numbers = self._numbers = np.array([math.nan if weight is None else weight, seconds, *flags])
         self._notes = Relaunched(
             communicator, lambda: communicator.launch.all_gather(numbers, tag=notes_tag, step=step)
         )
@@ -80,6 +88,11 @@ class NotedAverage:
                 noted = self._notes.wait()
                 total = total.with_cost(noted, 1)
         rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
+        flags = rows[:, 2:].astype(int).ravel().tolist()
+        if len({flag & 2 for flag in flags}) > 1:
+            text = "some peers gave a weight: give outer_step(weight=...) on all peers or on none"
+            raise PCCLError(Result.INVALID_ARGUMENT, "weighted average", text)
+        self.nonfinite = tuple(peer for peer, flag in zip(noted.peers, flags, strict=False) if flag & 1)
         if self._sum is not None:
             # If this peer is alone, its vector is the sum.
             _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)

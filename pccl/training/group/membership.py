@@ -8,19 +8,26 @@ Admission happens between two steps, when no op is in flight. If newcomers are w
    options differ, all fail.
 2. If some peer is under way, or enough peers are present, all synchronize the shared state and train. Otherwise they
    wait for more.
+
+A row also has the revision and the *history* of the peer's state: a random number that a new run draws, and that its
+checkpoints keep. A newcomer that is ahead of the run leaves unless it may adopt older state (`Row.adopts`).
+
+A step whose peer was evicted, or lost its master, ends with `rejoin`, which connects the same communicator and joins
+as a newcomer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +46,10 @@ from pccl.training.group.relaunch import gather_among_all, own_number
 from pccl.training.group.site import Site
 
 POLL_INTERVAL_S = 0.05
+REJOIN_S = 300.0
+"""How long a peer tries to rejoin without a limit of the user: as long as `connect` searches for a master."""
+LOST = (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED)
+"""Results of calls after the master was lost or this peer was evicted; the communicator can then connect again."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +61,19 @@ class Admission:
     world_size: int
     tx_bytes: int
     rx_bytes: int
+
+
+class Churn(TypedDict, total=False):
+    """Keyword arguments of the training classes for peers that come and go."""
+
+    rejoin: bool | float
+    """What a step does if this peer was evicted or has lost the master. True: it connects the communicator again, as
+    `Communicator.connect` does, takes the run's state and returns a report with `rejoined`. A number
+    limits this, in seconds. False, and always with a site: it raises PCCLError."""
+    hold_below: int
+    """The number of peers that training needs: after a step with fewer, and in `join`, wait until they are present."""
+    on_older_run: Literal["refuse", "adopt"]
+    """What `join` does if the run is at an older revision than this peer: raise PCCLError, or take the older state."""
 
 
 _joined: weakref.WeakKeyDictionary[Communicator, tuple[weakref.ref[Membership], int]] = weakref.WeakKeyDictionary()
@@ -81,12 +105,17 @@ class Membership:
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
         joint: Any = None,
+        churn: Churn | None = None,
     ) -> None:
         """`options` are compared by `repr`. `before_sync` is called on all peers before the state is synchronized.
         `site` is this peer's site, if it has one. Admissions check and align `joint`, a `ReplicatedState`."""
+        rejoin, hold_below, on_older_run = checked(**(churn or {}))
+        self._rejoin_s = 0.0 if site is not None else rejoin
+        self.hold_below = hold_below
+        self._adopts = ADOPT if on_older_run == "adopt" else REFUSE
         self._communicator = communicator
         self._state = state
-        self._options = described(options or {})
+        self._options = described({**(options or {}), **({"hold_below": hold_below} if hold_below > 1 else {})})
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
@@ -109,25 +138,95 @@ class Membership:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has already joined")
         self._require_only_one()
         try:
-            peers_min = as_int("peers_min", peers_min)
-            if self._site is not None:
-                self._site.check(self._communicator)
-            with LoopWait("join", logger) as waiting:
-                while (world_size := self._check_with_site(peers_min)) is None:
-                    while not self._communicator.are_peers_pending():
-                        address, present = self._communicator._inner.address, self._communicator.world_size
-                        waiting.look(f"more peers: {present} of {peers_min} are present", where_to_look(address))
-                        time.sleep(POLL_INTERVAL_S)
-                    self._communicator.update_topology()
-            admission = self._synchronize(world_size)
+            return self._enter(as_int("peers_min", peers_min), self._adopts)
         except BaseException:
             self._communicator.close()
             raise
+
+    def _enter(self, peers_min: int, adopts: int) -> Admission:
+        """Join the run. `adopts` is that of `Row`."""
+        peers_min = max(peers_min, self.hold_below)
+        if self._site is not None:
+            self._site.check(self._communicator)
+        with LoopWait("join", logger) as waiting:
+            while (world_size := self._check_with_site(peers_min, adopts)) is None:
+                while not self._communicator.are_peers_pending():
+                    self._look(waiting, peers_min)
+                self._communicator.update_topology()
+        admission = self._synchronize(world_size)
         self.is_under_way = True
         _joined[self._communicator] = weakref.ref(self), own_number(self._communicator)
         part = weakref.WeakMethod(self.part)
         self._communicator._before_leaving["training"] = lambda: (part() or bool)()
+        return self.hold("join", admission.world_size, admission) or admission
+
+    def _look(self, waiting: LoopWait, peers_min: int) -> None:
+        address, present = self._communicator._inner.address, self._communicator.world_size
+        waiting.look(f"more peers: {present} of {peers_min} are present", where_to_look(address))
+        time.sleep(POLL_INTERVAL_S)
+
+    def hold(self, func_name: str, world_size: int, admission: Admission | None = None) -> Admission | None:
+        """Admit newcomers until `hold_below` peers are present. `world_size` is the same on all peers.
+
+        Return the total of `admission` and the admissions here, if any.
+        """
+        with LoopWait(func_name, logger) as waiting:
+            while world_size < self.hold_below:
+                if not self._communicator.are_peers_pending():
+                    self._look(waiting, self.hold_below)
+                    continue
+                more, former = self.admit(), admission or Admission(0, 0, 0)
+                world_size = more.world_size
+                tx_bytes, rx_bytes = former.tx_bytes + more.tx_bytes, former.rx_bytes + more.rx_bytes
+                admission = Admission(world_size, tx_bytes, rx_bytes)
         return admission
+
+    def may_rejoin(self, error: Exception) -> bool:
+        """Return whether `rejoin` is the answer to an error of a step."""
+        return isinstance(error, PCCLError) and error.result in LOST and self._rejoin_s > 0
+
+    def rejoin(
+        self, func_name: str, lost: PCCLError, drop: Callable[[], None], enter: Callable[[Admission], None]
+    ) -> Admission:
+        """Connect again after `lost` and join as a newcomer. `drop` discards what belongs to the lost session, and
+        `enter` continues from the run's state.
+
+        Raises PCCLError after closing the communicator.
+        """
+        began_s, before = time.monotonic(), self.revision
+        end_s = began_s + (REJOIN_S if self._rejoin_s == math.inf else self._rejoin_s)
+        try:
+            while True:
+                try:
+                    self.retire()
+                    self.is_under_way = False
+                    self._connect_again(end_s)
+                    drop()  # after the lost session has ended, since its engine uses the arrays until then
+                    admission = self._enter(1, ADOPT_OWN)
+                    enter(admission)
+                    break
+                except PCCLError as error:
+                    if error.result not in LOST or time.monotonic() >= end_s:
+                        raise
+                    time.sleep(POLL_INTERVAL_S)
+        except BaseException as error:
+            self._communicator.close()
+            if not isinstance(error, PCCLError):
+                raise
+            text = f"{lost.message}; it could not rejoin within {time.monotonic() - began_s:.1f} s: {error}"
+            raise PCCLError(lost.result, func_name, text) from error
+        logger.warning(
+            "%s: this peer has rejoined after %.1f s (%s); its work since revision %d is lost, and it continues at "
+            "revision %d (world size %d)",
+            *(func_name, time.monotonic() - began_s, lost.message, before, self.revision, admission.world_size),
+        )
+        return admission
+
+    def _connect_again(self, end_s: float) -> None:
+        if self._rejoin_s == math.inf:
+            self._communicator.connect()
+        else:
+            self._communicator.connect(timeout=max(0.0, end_s - time.monotonic()))
 
     def part(self) -> None:
         """Compare the state after the last step, once, when this peer's run ends normally. Raises DivergenceError."""
@@ -136,6 +235,9 @@ class Membership:
             return
         if self.is_in_run:
             self._joint.part(self._state.revision)
+
+    def report(self, **figures: float) -> None:
+        self._communicator.report(**figures)
 
     def retire(self) -> None:
         """Allow another object to join on the communicator. Call no other method afterwards."""
@@ -200,19 +302,21 @@ class Membership:
         if self._joint is not None:
             self._joint.check(self._state.revision)
         self._communicator.update_topology()
-        world_size = self._check_configuration(1)
+        world_size = self._check_configuration(1, REFUSE)
         assert world_size is not None, "this peer is under way"
         return self._synchronize(world_size)
 
-    def _check_with_site(self, peers_min: int) -> int | None:
-        world_size = self._check_configuration(peers_min)
+    def _check_with_site(self, peers_min: int, adopts: int) -> int | None:
+        world_size = self._check_configuration(peers_min, adopts)
         if self._site is not None and not self._site.agree(world_size is not None):
             return None
         return world_size
 
-    def _check_configuration(self, peers_min: int) -> int | None:
+    def _check_configuration(self, peers_min: int, adopts: int) -> int | None:
         """Return the world size, or None if too few peers are present. Raises PCCLError INVALID_ARGUMENT."""
-        own = Row(own_number(self._communicator), self.is_under_way, peers_min, self._options)
+        history = self._joint.history if self._joint is not None else 0
+        number = own_number(self._communicator)
+        own = Row(number, self.is_under_way, peers_min, self._options, self.revision, history, adopts)
         while True:
             rows = self._rows(own)
             different = unlike(rows, own)
@@ -221,9 +325,11 @@ class Membership:
             others_stay = any(row.is_under_way for row in rows)
             if not others_stay or own.peer in different:
                 raise PCCLError(Result.INVALID_ARGUMENT, "join", "; ".join(different.values()))
-            logger.warning("newcomers with different options leave: %s", "; ".join(different.values()))
+            logger.warning("newcomers leave: %s", "; ".join(different.values()))
         is_under_way = any(row.is_under_way for row in rows)
         self.came_late = is_under_way and not self.is_under_way
+        if self._joint is not None:
+            self._joint.history = common_history(rows)
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
@@ -272,7 +378,10 @@ class Membership:
 TAG = 2**63 - 1
 ROW_BYTES = 4096
 HEAD_BYTES = 32
+TAIL_BYTES = 24
 VALUE_CHARACTERS = 64
+REFUSE, ADOPT_OWN, ADOPT = range(3)
+"""Which older state a newcomer takes: none, that of its own history, any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +392,27 @@ class Row:
     is_under_way: bool
     peers_min: int
     options: str
+    revision: int = 0
+    history: int = 0
+    """Random, and equal in all peers and checkpoints of one run; 0 if unknown (older versions of pccl)."""
+    adopts: int = REFUSE
+
+
+def checked(rejoin: bool | float = True, hold_below: int = 1, on_older_run: str = "refuse") -> tuple[float, int, str]:
+    """Return the values of `Churn`, with `rejoin` in seconds. Raises ValueError, TypeError."""
+    if isinstance(rejoin, bool):
+        rejoin = math.inf if rejoin else 0.0
+    elif not isinstance(rejoin, int | float) or not rejoin >= 0:
+        raise ValueError(f"rejoin {rejoin!r}: must be True, False or a number of seconds")
+    if on_older_run not in ("refuse", "adopt"):
+        raise ValueError(f'on_older_run {on_older_run!r}: must be "refuse" or "adopt"')
+    return float(rejoin), as_int("hold_below", hold_below, 1), on_older_run
 
 
 def described(options: Mapping[str, object]) -> str:
     """Return the text that peers compare."""
     lines = (f"{name}={_cut(_line(value))}" for name, value in options.items())
-    return _cut("\n".join(lines), (ROW_BYTES - HEAD_BYTES) // 4)
+    return _cut("\n".join(lines), (ROW_BYTES - HEAD_BYTES - TAIL_BYTES) // 4)
 
 
 def shown(options: str) -> str:
@@ -303,25 +427,59 @@ def row_bytes(row: Row) -> NDArray[np.uint8]:
     data = np.zeros(ROW_BYTES, np.uint8)
     data[:HEAD_BYTES] = np.array([row.peer, row.is_under_way, row.peers_min, len(text)], "<i8").view(np.uint8)
     data[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
+    data[-TAIL_BYTES:] = np.array([row.revision, row.history, row.adopts], "<i8").view(np.uint8)
     return data
 
 
 def row_of(data: NDArray[np.uint8]) -> Row:
     """Return the row that `row_bytes` encoded."""
     peer, is_under_way, peers_min, count = data[:HEAD_BYTES].view("<i8").tolist()
-    return Row(peer, bool(is_under_way), peers_min, data[HEAD_BYTES : HEAD_BYTES + count].tobytes().decode())
+    options = data[HEAD_BYTES : HEAD_BYTES + count].tobytes().decode()
+    return Row(peer, bool(is_under_way), peers_min, options, *data[-TAIL_BYTES:].view("<i8").tolist())
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return how each deviating peer's options differ from those of most peers (under way, if any)."""
+    """Return how each deviating peer's options differ from those of most peers (under way, if any), and which newcomers
+    refuse the run's older state."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)
-    return {
+    found = {
         row.peer: f"{_named(row, own)} {_difference(row.options, right, _named(like, own))}"
         for row in rows
         if row.options != right
     }
+    run = _leading(rows)
+    for row in rows:
+        if (
+            run.history
+            and run.revision < row.revision
+            and row.adopts < (ADOPT_OWN if row.history == run.history else ADOPT)
+        ):
+            found.setdefault(
+                row.peer,
+                f"{_named(row, own)} has revision {row.revision}, but the run of {_named(run, own)} is at revision "
+                f"{run.revision}, and joining would drop the newer state: start the run from the newest checkpoint, or "
+                f'pass on_older_run="adopt" to continue from revision {run.revision}',
+            )
+    return found
+
+
+def _leading(rows: Sequence[Row]) -> Row:
+    """Return the row of a peer whose state all peers take: one under way, or else the newest and most common."""
+    seniors = [row for row in rows if row.is_under_way]
+    counts = Counter((row.revision, row.history) for row in rows)
+    return max(seniors or rows, key=lambda row: (row.revision, counts[row.revision, row.history], -row.peer))
+
+
+def common_history(rows: Sequence[Row]) -> int:
+    """Return the history of the run after an admission. It is a new one if a newcomer gives up newer state of the same
+    history, because that peer's checkpoints do not belong to the run any more."""
+    run = _leading(rows)
+    ahead = (row for row in rows if row.revision > run.revision and row.history == run.history)
+    if not any(row.adopts == ADOPT for row in ahead):
+        return run.history
+    return int(hashlib.sha256(f"{run.history} {run.revision}".encode()).hexdigest()[:15], 16)
 
 
 def _named(row: Row, own: Row) -> str:

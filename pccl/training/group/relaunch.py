@@ -74,6 +74,7 @@ class Relaunched:
             return
         try:
             self._handle = self._launch()
+            self._handle.ignore_failure()  # `wait` raises it; if another op fails first, that error is enough
         except PCCLError as error:
             if error.result is not Result.TOO_FEW_PEERS:  # which means that the others have just been lost
                 raise

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pccl import TensorInfo
 from pccl._floating_point import default_environment
 from pccl.signs import SUM_MAX, add_signs, sign_words
-from pccl.training.state.replica import is_distributed, replica_of
+from pccl.training.state.replica import is_distributed, named_parameters, replica_of
 
 UNITS_MAX = SUM_MAX
 HEADROOM = 8
@@ -315,7 +315,7 @@ def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
     layout = replica_of(model).layout
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        tensors = {name: _of_torch(torch, name, p) for name, p in model.named_parameters() if p.requires_grad}
+        tensors = {name: _of_torch(torch, name, p) for name, p in named_parameters(model).items() if p.requires_grad}
     else:
         tensors = {name: _of_numpy(name, array) for name, array in model.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor.size}, layout

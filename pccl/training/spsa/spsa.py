@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import blake3
 import numpy as np
@@ -29,16 +29,17 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.group.membership import Admission, Membership, fingerprint
+from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.relaunch import Outcome, Relaunched, gather_among_all, own_number, reduce_among_all
 from pccl.training.spsa import step_log
 from pccl.training.spsa.grid import Grid, tensors_of
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Snapshot
+from pccl.training.state.checkpoint import Snapshot
+from pccl.training.state.replica import replica_of
 from pccl.training.state.replicated_state import ReplicatedState, Stateful, frozen_parameters
-from pccl.training.state.torch_state import assign, buffers_of, require_like
-from pccl.training.step import GroupStep, StepReport
+from pccl.training.state.torch_state import assign, buffers_of, require_like, without_state_dict
+from pccl.training.step import StepReport, TrainingLoop
 
 SIGN = 0x80
 MAGNITUDES: tuple[int, ...] = tuple(
@@ -138,7 +139,7 @@ class SPSAStep(StepReport):
 
 
 @outside_graphs
-class SPSA(Checkpointed):
+class SPSA(TrainingLoop):
     """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds.
 
     Peers evaluate the loss along random signs, exchange a byte for each direction, and take the same step. Between
@@ -164,6 +165,7 @@ class SPSA(Checkpointed):
         buffers: str = AVERAGE,
         check_every: int | None = None,
         tag: int = 0,
+        **churn: Unpack[Churn],
     ) -> None:
         """All peers must build the same model and give the same arguments, except `log`.
 
@@ -177,6 +179,7 @@ class SPSA(Checkpointed):
             buffers: "average" (mean of floats, maximum of others), "first" (from rank 0) or "local".
             check_every: Compare digests after this many steps; None: as often as 0.1 % of the time allows.
             tag: The first of three tags.
+            churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises TypeError or ValueError if the model cannot be trained or an argument is invalid, and OSError or
         LogError from the log file.
@@ -210,6 +213,7 @@ class SPSA(Checkpointed):
         self._layout = layout
         self._recent: deque[LoggedStep] = deque(maxlen=replay_max)
         self._log = LogFile(log) if log is not None else None
+        self._churn = churn
         self._membership = self._new_membership()
         self._ranks = StableRanks(communicator, tag + RANKS)
 
@@ -220,6 +224,7 @@ class SPSA(Checkpointed):
             {"class": type(self).__name__, **self._alike, **self._replicated.options()},
             before_sync=self._hand_on_the_log,
             joint=self._replicated,
+            churn=self._churn,
         )
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
@@ -239,12 +244,6 @@ class SPSA(Checkpointed):
 
     # Peers.
 
-    def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if it is new. Raises the errors of `DiLoCo.join`."""
-        admission = self._membership.join(peers_min)
-        self._begin(admission)
-        return admission
-
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         """Rejoin with a new communicator, after the master was lost or this peer was evicted."""
         self._communicator = communicator
@@ -253,7 +252,11 @@ class SPSA(Checkpointed):
         self._ranks = StableRanks(communicator, self._tag + RANKS)
         return self.join(peers_min)
 
-    def _begin(self, admission: Admission) -> None:
+    def _drop(self) -> None:
+        super()._drop()
+        self._grid.come_home()
+
+    def _enter(self, admission: Admission) -> None:
         """Reset after newcomers or this peer were admitted."""
         if admission.world_size < 2:
             self._grid.require_home()  # with other peers, the comparison of the state has checked it
@@ -317,7 +320,7 @@ class SPSA(Checkpointed):
         Raises:
             FloatingPointError: A loss is not finite.
             OverflowError: Training has diverged (raised on all peers).
-            PCCLError: The master was lost or this peer was evicted: call `reconnect`. INVALID_USAGE after a
+            PCCLError: The master was lost or this peer was evicted, and it could not rejoin. INVALID_USAGE after a
                 KeyboardInterrupt outside of `loss`: call `reconnect`.
             RuntimeError: An interrupt arrived while weights were being moved: call `load` or `reconnect`.
             DivergenceError: Replicated state differs (raised on all peers).
@@ -329,8 +332,7 @@ class SPSA(Checkpointed):
         try:
             with self._replicated.buffers.own():
                 codes, loss_mean = self._evaluate(loss)
-            with self._membership.step("SPSA.step"):
-                step = GroupStep(self._membership, self._replicated)
+            with self._group_step("SPSA.step") as step:
                 with step.waiting():
                     step.begin()
                     step.claim()
@@ -338,20 +340,21 @@ class SPSA(Checkpointed):
                     self._replicated.land_comparison()
                     step.commit(outcome.peers)
                 self._move(logged)
+                step.world_size = len(logged.ranks)
                 step.outcomes.append(outcome)
                 with step.waiting():
-                    if self.revision % self._admit_every == 0:
+                    if self.revision % self._admit_every == 0 or step.is_short:
                         step.outcomes.append(self._replicated.exchange_own_buffers(self.revision))
                         if (admission := step.admit()) is not None:
-                            self._begin(admission)
+                            self._enter(admission)
                     step.end()
         finally:
             self._grid.come_home()
-        return step.report(SPSAStep, len(logged.ranks), loss=loss_mean)
+        return step.report(SPSAStep, loss=loss_mean)
 
     def finish(self) -> None:
         """Compare the replicated state after the last step. A group call. Raises the errors of `step`."""
-        with self._membership.step("SPSA.finish"):
+        with self._group_step("SPSA.finish", rejoins=False):
             self._replicated.check(self.revision)
 
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
@@ -428,10 +431,13 @@ class SPSA(Checkpointed):
 
     def _snapshot(self) -> Snapshot:
         self._grid.require_home()
-        tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
+        shapes = replica_of(self._model).shapes
+        tensors = {name: tensor.numpy().reshape(shapes[name]) for name, tensor in self._tensors.items()}
         state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
         state["shared"] = self._replicated.state_dict()
-        return Snapshot(self.revision, state, self._layout, repr(self._options))
+        return Snapshot(
+            self.revision, state, self._layout, repr(self._options), unnamed=without_state_dict(self._model)
+        )
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
@@ -439,7 +445,7 @@ class SPSA(Checkpointed):
         with self._replicated.taking_up(state.get("shared", {})):
             assign(buffers, state.get("buffers", buffers))
             for name, tensor in self._tensors.items():
-                tensor.assign(state["parameters"][name])
+                tensor.assign(state["parameters"][name].reshape(-1))
             self._grid.exponents[...] = state["exponents"]
         self._state.revision = revision
         self._recent.clear()

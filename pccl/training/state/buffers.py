@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pccl import Communicator, ReduceOp, TensorInfo
 from pccl._floating_point import default_environment
 from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, average, combined
-from pccl.training.state.replica import local_shard
+from pccl.training.state.replica import local_shard, plain_name
 
 AVERAGE, FIRST, LOCAL = "average", "first", "local"
 RULES = (AVERAGE, FIRST, LOCAL)
@@ -46,7 +46,7 @@ def exchanged_buffers(model: Any, rule: str) -> Buffers:
     places = []
     for prefix, module in model.named_modules():
         for key, buffer in module._buffers.items():
-            name = f"{prefix}.{key}" if prefix else key
+            name = plain_name(f"{prefix}.{key}" if prefix else key)
             if buffer is None or id(buffer) in seen:
                 continue
             seen.add(id(buffer))
@@ -154,6 +154,10 @@ class Buffers:
         """Yield the module's shared buffers by name."""
         for place in (*self._floats, *self._integers):
             yield f"buffer {place.name}", place.tensor
+
+    def is_finite(self) -> bool:
+        """Return whether all exchanged buffers of the module are finite."""
+        return all(bool(place.tensor.isfinite().all()) for place in self._floats)
 
     def version(self) -> int:
         """Return a number that changes when a buffer of the module is written."""

@@ -1,9 +1,12 @@
 """Checkpoints: `save` and `load` for all training classes, in one format.
 
 A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own. Each rank of a site writes one,
-`step-000000123.rank-00002-of-00004.safetensors`. The file holds tensors by name, everything else as encoded by
-`pccl.training.state.codec`, and metadata: class, model, revision, and a name of the save that is the same on all ranks
-of a site. For a background save, `save` copies the tensors and a non-daemon thread writes the file.
+`step-000000123.rank-00002-of-00004.safetensors`. The model's tensors have their names in `state_dict()`, so that any
+tool can read them. The names of all other tensors begin with `pccl/`: those of the optimizer, and one that holds
+everything else as encoded by `pccl.training.state.codec`. The metadata has class, model, revision, history (see
+`pccl.training.group.membership`), and a name of the save that is the same on all ranks of a site. For a background
+save, `save` copies the tensors and a non-daemon thread writes the file. Files of another history are never deleted:
+`keep` does not count them, and one that has the new file's name is renamed.
 
 The ranks of a site gather the revisions and saves that each holds, and load the newest save that all hold. If there is
 none, or the file of any rank is damaged, all ranks fail before any state changes.
@@ -19,8 +22,8 @@ import sys
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
+from pccl.training.state.replica import plain_name
 from pccl.training.state.replicated_state import ReplicatedState
 from pccl.training.state.tensor_file import (
     CheckpointError,
@@ -45,12 +49,16 @@ from pccl.training.state.tensor_file import (
     tensor_of,
 )
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "pccl"
 REST = "rest"
+OURS = "pccl/"
+"""The prefix of tensors that are not in the model's `state_dict()`. Up to format 2, all names were paths."""
+MODEL = ("parameters", "buffers")
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 SUFFIX = ".safetensors"
 
+RENAMED = "%s is from another run and was renamed to %s: use one folder per run"
 NEWER = "%s holds checkpoints newer than revision %d, and load would choose revision %d: use one folder per run"
 
 logger = logging.getLogger(__name__)
@@ -65,6 +73,9 @@ class Snapshot:
     """A nested state, which shares tensors with the object until they are copied or written."""
     layout: str
     options: str = ""
+    history: int = 0
+    unnamed: Collection[str] = ()
+    """The names of buffers that are not in the model's `state_dict()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +109,24 @@ def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def _save_of(path: Path) -> str | None:
-    """Return the save's name, "" if the file is damaged, or None if it is not a checkpoint or no longer exists."""
+def _facts_of(path: Path) -> tuple[str, int] | None:
+    """Return the save's name ("" if the file is damaged) and its history, or None if it is gone or not a checkpoint."""
     try:
         metadata = tensor_file.read_metadata(path)
-        return piece_at(path).save if MANIFEST in metadata else None
+        manifest = _manifest(metadata, path) if MANIFEST in metadata else None
+        return (str(manifest.get("save", "")), int(manifest.get("history", 0))) if manifest is not None else None
     except FileNotFoundError:
         return None
     except CheckpointError:
-        return ""
+        return "", 0
 
 
 def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
     """Return this rank's checkpoints in `folder`, newest first. Raises FileNotFoundError."""
     found = _named(folder, site)
-    return [Piece(path, revision, (_save_of(path) or "") if site is not None else "") for revision, path in found]
+    return [
+        Piece(path, revision, (_facts_of(path) or ("", 0))[0] if site is not None else "") for revision, path in found
+    ]
 
 
 def piece_at(path: Path) -> Piece:
@@ -156,7 +170,8 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
         raise CheckpointError(
             f"{path} belongs to rank {manifest['rank']} of {manifest['size']}; this is rank {rank} of {size}"
         )
-    entries = dict(contents.entries)
+    names = manifest.get("names", {})
+    entries = {names.get(name, name.removeprefix(OURS)): entry for name, entry in contents.entries.items()}
     try:
         rest = entries.pop(REST).data.tobytes()
         of_torch = set(manifest["torch"])
@@ -164,7 +179,12 @@ def load(path: Path, site: Site | None, shard: Callable[[Any, Shard], Any]) -> t
         for name, (place, shape, stride) in manifest["shards"].items():
             tensors[name] = shard(tensors[name], Shard(place, tuple(shape), tuple(stride)))
         state = codec.decode(rest, tensors)
-        return manifest["class"], Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
+        for part in (*MODEL, "common buffers"):
+            if isinstance(state.get(part), dict):
+                state[part] = {plain_name(name): value for name, value in state[part].items()}
+        layout = plain_name(manifest["layout"])
+        history = int(manifest.get("history", 0))
+        return manifest["class"], Snapshot(manifest["revision"], state, layout, manifest["options"], history)
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; if it holds torch tensors, import torch") from error
 
@@ -176,6 +196,7 @@ class _Save:
     keep: int | None
     path: Path
     revision: int = -1
+    history: int = 0
     thread: threading.Thread | None = None
     error: BaseException | None = None
     is_raised: bool = False
@@ -207,7 +228,7 @@ class Checkpoints:
         except BaseException as error:
             save.error, save.is_raised = error, True
             raise
-        save.revision = snapshot.revision
+        save.revision, save.history = snapshot.revision, snapshot.history
         save.path = path if is_file else path / file_name(snapshot.revision, self._site)
         work = partial(self._write, save, contents, prune, is_file)
         if background:
@@ -243,7 +264,7 @@ class Checkpoints:
             raise CheckpointError("a rank of this site could not save the last checkpoint; no older one was deleted")
         if save.keep is None or not is_joint:
             return None
-        return partial(_prune, save.path.parent, save.revision, save.keep, self._site)
+        return partial(_prune, save.path.parent, save, save.keep, self._site)
 
     def _write(self, save: _Save, contents: Contents, prune: Callable[[], None] | None, is_file: bool) -> None:
         try:
@@ -255,9 +276,13 @@ class Checkpoints:
                 newer = [revision for revision, _ in _named(folder, self._site) if revision > save.revision]
                 if newer:
                     logger.warning(NEWER, folder, save.revision, newer[0])
+                if save.history and (_facts_of(save.path) or ("", save.history))[1] not in (save.history, 0):
+                    other = save.path.with_suffix(f".other{SUFFIX}")
+                    save.path.rename(other)
+                    logger.warning(RENAMED, save.path, other.name)
             tensor_file.write(save.path, contents)
             if save.keep is not None and self._site is None:
-                _prune(save.path.parent, save.revision, save.keep, None)
+                _prune(save.path.parent, save, save.keep, None)
             logger.info("saved %s", save.path)
         except BaseException as error:  # raised later, on the caller's thread
             save.error = error
@@ -268,6 +293,7 @@ class Checkpoints:
         self, snapshot: Snapshot, save: str, to_entries: Callable[[Mapping[str, Any]], dict[str, Entry]]
     ) -> Contents:
         data, tensors, shards = encode(snapshot.state)
+        names = {path: _name(path, snapshot.unnamed) for path in tensors}
         rest = Entry("U8", (len(data),), np.frombuffer(data, np.uint8))
         manifest = {
             "format": FORMAT,
@@ -279,21 +305,33 @@ class Checkpoints:
             "size": self._site.size if self._site is not None else 1,
             "layout": snapshot.layout,
             "options": snapshot.options,
+            "history": snapshot.history,
             "torch": [name for name, tensor in tensors.items() if not isinstance(tensor, np.ndarray)],
             "shards": {name: [each.place, each.shape, each.stride] for name, each in shards.items()},
+            "names": {name: path for path, name in names.items() if not name.startswith(OURS)},
         }
-        return Contents({MANIFEST: json.dumps(manifest)}, {REST: rest, **to_entries(tensors)})
+        entries = {names[path]: entry for path, entry in to_entries(tensors).items()}
+        return Contents({MANIFEST: json.dumps(manifest)}, {OURS + REST: rest, **entries})
+
+
+def _name(path: str, unnamed: Collection[str]) -> str:
+    """Return the name in a file of the tensor at this path of the state."""
+    part, _, name = path.partition("/")
+    is_models = part in MODEL and name and name not in unnamed and not name.startswith(OURS)
+    return name if is_models else OURS + path
 
 
 def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
     return {name: entry_of(tensor) for name, tensor in tensors.items()}
 
 
-def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
-    """Delete all but the newest `keep` checkpoints up to `revision`."""
+def _prune(folder: Path, save: _Save, keep: int, site: Site | None) -> None:
+    """Delete all but the newest `keep` checkpoints of this history up to the revision of `save`."""
     kept = 0
     for own, path in _named(folder, site):
-        if own > revision or _save_of(path) is None:
+        if own > save.revision or (facts := _facts_of(path)) is None:
+            continue
+        if facts[0] and facts[1] != save.history:
             continue
         if kept < keep:
             kept += 1
@@ -319,6 +357,11 @@ class Checkpointed(ABC):
         """The number of steps of the whole run; for DiLoCo, of outer updates."""
         return self._state.revision
 
+    @property
+    def rank(self) -> int:
+        """`Communicator.rank`, which changes with the membership. Exactly one peer has rank 0 between two steps."""
+        return self._communicator.rank
+
     def digest(self) -> str:
         """Return the hexadecimal BLAKE3 digest of the replicated state, the same on all peers after every step."""
         return self._replicated.snapshot(self.revision).digest().hex()
@@ -340,7 +383,7 @@ class Checkpointed(ABC):
         Args:
             path: A folder of this peer's own, in which `step-000000123.safetensors` is created; or, with the suffix
                 `.safetensors`, the file itself, which is replaced.
-            keep: The number of newest files to keep; None keeps all.
+            keep: The number of newest files of this run to keep; None keeps all. Files of other runs always stay.
             background: Copy the state, and write it while training continues. The next save waits for this one and
                 raises its error, as does `wait_for_save`.
 
@@ -348,7 +391,12 @@ class Checkpointed(ABC):
         """
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
-        self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
+        history = self._replicated.history
+
+        def take() -> Snapshot:
+            return replace(self._snapshot(), history=history)
+
+        self._checkpoints.save(Path(path).absolute(), take, keep=keep, background=background)
 
     def close(self) -> None:
         """End this object's training, so that another may join on its communicator.
@@ -370,8 +418,8 @@ class Checkpointed(ABC):
     def load(self, path: str | os.PathLike[str], *, missing_ok: bool = False) -> bool:
         """Load a checkpoint before `join`: the file `path`, or the newest one in the folder `path`.
 
-        Peers may load different steps, or none; they join with the newest state. With a site, all ranks call it and
-        load the newest step that all have.
+        Peers that start a run may load different steps, or none; they join with the newest state. With a site, all
+        ranks call it and load the newest step that all have.
 
         Args:
             path: A folder or a file.
@@ -402,6 +450,7 @@ class Checkpointed(ABC):
             piece = found[held[self._site.rank].index(_newest_common(held, path))]
         loaded = self._loaded(piece)
         self._restore(loaded.state, loaded.revision)
+        self._replicated.history = loaded.history or self._replicated.history
         logger.info("loaded %s, revision %d", piece.path, loaded.revision)
         return True
 

@@ -23,6 +23,16 @@ from numpy.typing import NDArray
 from pccl._floating_point import default_environment
 
 
+def plain_name(name: str) -> str:
+    """Return a tensor's name without what `torch.compile` adds, so that compiled and plain modules have equal names."""
+    return name.replace("_orig_mod.", "")
+
+
+def named_parameters(module: Any) -> dict[str, Any]:
+    """Return a torch module's parameters by their plain names."""
+    return {plain_name(name): parameter for name, parameter in module.named_parameters()}
+
+
 def is_distributed(tensor: Any) -> bool:
     return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
 
@@ -56,6 +66,13 @@ def layout_of(tensors: Mapping[str, Any]) -> str:
 
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
+
+
+def named_parts(vector: Vector, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Vector]:
+    """Return views of the parts of a replica's vector, in the shapes of its parameters."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    parts = zip(shapes.items(), np.split(vector, ends[:-1]), strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in parts}
 
 
 def replica_of(model: Any) -> Replica:
@@ -137,7 +154,7 @@ class ArrayReplica(ArrayPart):
         super().__init__(list(arrays.values()))
         self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
         self.layout = layout_of(arrays)
-        self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
+        self.shapes = {name: array.shape for name, array in arrays.items()}
 
     def split(self, count: int) -> list[ArrayPart]:
         """Return `count` parts as equal in size as whole rows allow, the same on all peers. Some may be empty."""
@@ -191,7 +208,7 @@ class TorchReplica(TorchPart):
     """The parameters of a module that require gradients. Other parameters, and buffers, are left unchanged."""
 
     def __init__(self, torch: Any, module: Any) -> None:
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        named = [(name, p) for name, p in named_parameters(module).items() if p.requires_grad]
         if not named:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         for name, parameter in named:
@@ -202,9 +219,7 @@ class TorchReplica(TorchPart):
         super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
         self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
         self.layout = layout_of(dict(named))
-        self.sizes: Sequence[tuple[str, int]] = [
-            (name, size) for (name, _), size in zip(named, self._sizes, strict=True)
-        ]
+        self.shapes = {name: tuple(local_shard(p).shape) for name, p in named}
 
     def split(self, count: int) -> list[TorchPart]:
         parts = _rows([shard.shape for shard in self._shards()], count)

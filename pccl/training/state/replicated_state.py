@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +23,7 @@ from pccl.training.group.relaunch import Outcome, own_number, reduce_among_all
 from pccl.training.state import codec
 from pccl.training.state.buffers import Buffers
 from pccl.training.state.digests import Check, DivergenceError, Snapshot, digest_of
-from pccl.training.state.replica import local_shard
+from pccl.training.state.replica import local_shard, named_parameters
 from pccl.training.state.tensor_file import CheckpointError
 
 
@@ -47,7 +48,7 @@ class StepListener(Protocol):
 
 
 TAGS = 1 << 62
-"""The first tag of replicated states. Each tag of a training object has 8 of them."""
+"""The first tag of replicated states. Each tag of a training object has 8 of them; `tag_named` knows their use."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NO_SOURCE = -(2**62)
 LATE = "late optimizer state"
@@ -154,6 +155,8 @@ class ReplicatedState:
         self.share(shared or {})
         self._is_new = False
         self._must_align = False
+        self.history = secrets.randbits(60)
+        """The history of the state: see `pccl.training.group.membership`."""
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
         """Add objects before any peer joins; this changes `infos`. Raises like the constructor. Not a group call."""
@@ -398,7 +401,7 @@ def frozen_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters of a torch module that do not require gradients, by name."""
     if not hasattr(model, "named_parameters"):
         return {}
-    return {f"frozen parameter {name}": p for name, p in model.named_parameters() if not p.requires_grad}
+    return {f"frozen parameter {name}": p for name, p in named_parameters(model).items() if not p.requires_grad}
 
 
 def _tag(tag: int, number: int) -> int:

@@ -18,13 +18,24 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pccl.training.state.replica import describe, is_distributed, local_shard
+from pccl.training.state.replica import describe, is_distributed, local_shard, named_parameters, plain_name
 from pccl.training.state.tensor_file import CheckpointError, Shard
 
 
 def buffers_of(model: Any) -> dict[str, Any]:
     """Return the buffers by name, including those that `state_dict()` omits. Models of NumPy arrays have none."""
-    return dict(model.named_buffers()) if hasattr(model, "named_buffers") else {}
+    found = model.named_buffers() if hasattr(model, "named_buffers") else ()
+    return {plain_name(name): buffer for name, buffer in found}
+
+
+def without_state_dict(model: Any) -> set[str]:
+    """Return the names of the buffers that a torch module's `state_dict()` omits."""
+    modules = model.named_modules() if hasattr(model, "named_modules") else ()
+    return {
+        plain_name(f"{prefix}.{key}" if prefix else key)
+        for prefix, module in modules
+        for key in module._non_persistent_buffers_set
+    }
 
 
 def optimized(optimizer: Any) -> list[Any]:
@@ -164,7 +175,8 @@ class HeldTensors:
     def __init__(self, module: Any, optimizer: Any) -> None:
         """The optimizer's state must exist. Raises ValueError like `state_tensors`."""
         self._optimizer = optimizer
-        parameters = [(f"parameter {name}", p, p.detach()) for name, p in module.named_parameters() if p.numel()]
+        named = named_parameters(module).items()
+        parameters = [(f"parameter {name}", p, p.detach()) for name, p in named if p.numel()]
         self._parameters = [(p, tensor.data_ptr()) for _, p, tensor in parameters]
         late = begin_absent(optimizer)
         states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
@@ -251,6 +263,8 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
     """Create the optimizer state of `parameters` that have none. Raises TypeError or ValueError if it cannot."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError("SparseAdam needs sparse gradients, which cannot be averaged; use Adam and dense gradients")
     late = begin_absent(optimizer)
     fresh = [each for each in parameters if not optimizer.state.get(each) and id(each) not in late]
     if not fresh:

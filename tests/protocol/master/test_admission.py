@@ -261,8 +261,46 @@ def test_founders_get_requested_places() -> None:
     assert rig.master.state.groups[0].ring == [2, 3, 1]
 
 
+def test_newcomers_get_requested_places_while_the_ring_has_their_order() -> None:
+    rig = Rig(options=MasterOptions(founders=2))
+    for place in (3, 1):
+        rig.hello(place=place)
+    assert rig.master.state.groups[0].ring == [2, 1]
+    third, fourth = rig.hello(place=2), rig.hello(place=0)
+    rig.update()
+    assert rig.master.state.groups[0].ring == [fourth, 2, third, 1]
+    fifth = rig.hello(place=2)
+    rig.update()
+    assert rig.master.state.groups[0].ring[-1] == fifth, "two peers request this place"
+
+
 def test_founders_without_places_are_ordered_by_number() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     for place in (2, -1, 1):
         rig.hello(place=place)
     assert rig.master.state.groups[0].ring == [1, 2, 3]
+
+
+# Run names.
+
+
+@pytest.mark.parametrize(("masters", "first", "newcomers"), [("b", "", "a"), ("", "b", "a")])
+def test_peer_of_run_with_other_name_is_refused_by_both_names(masters: str, first: str, newcomers: str) -> None:
+    rig = Rig(options=MasterOptions(run_name=masters))
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, msgspec.structs.replace(HELLO, run_name=first))
+    assert isinstance(rig.told(1)[0], m.Welcome)
+    rig.master.connected(2, "10.0.0.2", 0.0)
+    rig.hear(2, msgspec.structs.replace(HELLO, run_name=newcomers))
+    (refusal,) = rig.told(2)
+    assert isinstance(refusal, m.Goodbye)
+    assert "serves run 'b', but this peer belongs to run 'a'" in refusal.reason
+
+
+@pytest.mark.parametrize(("masters", "newcomers"), [("", ""), ("", "a"), ("a", ""), ("a", "a")])
+def test_missing_run_name_matches_any(masters: str, newcomers: str) -> None:
+    rig = Rig(options=MasterOptions(run_name=masters))
+    for connection in (1, 2):
+        rig.master.connected(connection, "10.0.0.1", 0.0)
+        rig.hear(connection, msgspec.structs.replace(HELLO, run_name=newcomers))
+        assert isinstance(rig.told(connection)[0], m.Welcome)

@@ -67,7 +67,8 @@ def test_buffers_return_after_install(rig: Rig) -> None:
 
 def test_early_abort_fails_later_launch(rig: Rig) -> None:
     rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
-    assert rig.launch(1) == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
+    reason = "late. That was before this call: call again"
+    assert rig.launch(1) == [ps.OpResult(1, Result.TIMEOUT, reason, 3)]
     assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
 
 

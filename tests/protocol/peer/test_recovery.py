@@ -8,6 +8,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
 from pccl.protocol.peer import effects as ps
+from pccl.protocol.peer.machine import Peer
 from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, completed, meshed, prepare, said
 
@@ -175,3 +176,11 @@ def test_report_has_link_metrics(rig: Rig) -> None:
     assert reported() == [(to_3, 40)]
     rig.machine.probed(7, [m.LinkMetric(peer, True, 1e6, 9) for peer in range(10**4)], 90.0)
     assert [metric.peer for metric, _ in reported()] == list(range(10**4 - m.METRICS_KEPT_MAX, 10**4))
+
+
+def test_newcomer_seeks_a_master_without_a_warning() -> None:
+    """`connect` reports its search itself."""
+    machine = Peer(0, 1, False)
+    machine.outlives_masters = True
+    machine.master_lost("it leads no run yet")
+    assert machine.drain() == [ps.SeekMaster("it leads no run yet")]

@@ -130,9 +130,7 @@ def test_a_master_that_stands_still_is_left_for_a_standby() -> None:
             cluster.close_all()
 
 
-def test_a_session_that_stands_still_is_left_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+def test_a_session_that_stands_still_is_left_out(nobody: str) -> None:
     with MasterNode("127.0.0.1:0", peer_timeout=PEER_TIMEOUT_S) as master:
         cluster = Cluster(master.address, timeout=WAIT_S)
         cluster.join(2)
@@ -142,10 +140,10 @@ def test_a_session_that_stands_still_is_left_out() -> None:
                 cluster.each(lambda peer, _: peer.update_topology())
 
         admitting = Background(let_in)
-        with process(PEER, master.address, listen) as third:
+        with process(PEER, master.address, nobody) as third:
             assert third.first_line == "in"
             admitting.result()
-            third.get_stuck(listen)
+            third.get_stuck(nobody)
             error = refusal(lambda: cluster[0].all_reduce(ones(), op=SUM))
             assert error.result is Result.RANK_CONNECTION_LOST
             until(lambda: [peer.world_size for peer in cluster.peers] == [2, 2], "it is left out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +116,34 @@ def test_connect_joins_the_run(master: MasterNode, monkeypatch: pytest.MonkeyPat
     assert caught.value.result is Result.INVALID_ARGUMENT
 
 
+def test_connect_resumes_from_a_checkpoint(master: MasterNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PCCL_MASTER", master.address)
+
+    def script(number: int, until: int) -> tuple[int, set[int], str]:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(6, 2)
+        ddp = DDP.connect(module, new_optimizer(module), peers_min=2, load=tmp_path / str(number))
+        start, ranks = ddp.revision, set()
+        while ddp.revision < until:
+            loss(ddp, number, ddp.revision).backward()
+            ddp.step()
+            ranks.add(ddp.rank)
+            ddp.save(tmp_path / str(number))
+        digest = ddp.digest()
+        ddp.close()
+        return start, ranks, digest
+
+    firsts = together([partial(script, number, 3) for number in range(2)])
+    assert [start for start, _, _ in firsts] == [0, 0]
+    assert sorted(firsts[0][1] | firsts[1][1]) == [0, 1]
+    seconds = together([partial(script, number, 5) for number in range(2)])
+    assert [start for start, _, _ in seconds] == [3, 3]
+    assert seconds[0][2] == seconds[1][2] != firsts[0][2]
+    module = new_module()
+    with pytest.raises(FileNotFoundError):
+        DDP.connect(module, new_optimizer(module), load=tmp_path / "missing.safetensors")
+
+
 def test_second_connect_of_a_thread_is_refused(master: MasterNode) -> None:
     def connected() -> DDP:
         module = new_module()
@@ -144,3 +173,9 @@ def test_peer_killed_between_backward_and_step(master: MasterNode) -> None:
     assert others[0].digests == others[1].digests
     assert others[0].worlds[-1] == 2
     close(others)
+
+
+def test_optimizer_that_needs_sparse_gradients_is_refused(master: MasterNode) -> None:
+    module = torch.nn.Embedding(4, 2, sparse=True)
+    with pytest.raises(TypeError, match="SparseAdam needs sparse gradients, which cannot be averaged"):
+        DDP(Communicator(master.address), module, torch.optim.SparseAdam(list(module.parameters())))

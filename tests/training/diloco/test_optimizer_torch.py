@@ -12,7 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError
 from pccl.training import DiLoCo, DiLoCoOptimizer, OuterStep
-from tests.support.cluster import Background, together
+from tests.support.cluster import Background, evict, together
 from tests.training.test_torch import INNER_STEPS, TorchPeer, inner_steps, new_module, new_optimizer, parameters
 
 torch = pytest.importorskip("torch")
@@ -61,6 +61,15 @@ def alone(master: MasterNode) -> Any:
     peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS)
     yield peer
     peer.close()
+
+
+def test_evicted_peer_rejoins(master: MasterNode, alone: Trained) -> None:
+    alone.train(2)
+    inner_steps(alone.module, alone.optimizer.inner, 0, 2)
+    evict(master, alone.communicator)
+    alone.train(2)
+    assert [step.rejoined for step in alone.steps] == [False, False, True, False]
+    assert [step.revision for step in alone.steps] == [1, 2, 2, 3]
 
 
 def test_optimizer_equals_explicit_loop(master: MasterNode) -> None:

@@ -98,13 +98,13 @@ class Scripted:
         assert send[0] == world[0][0] * world[0][1]
         recv[:] = sum(weight * value for weight, value in world)
         info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, membership=MEMBERS)
-        return SimpleNamespace(result=lambda: info)
+        return SimpleNamespace(result=lambda: info, ignore_failure=lambda: None)
 
     def _all_gather(self, send: Any, **_: Any) -> Any:
         world = self.notes.pop(0)
         array = np.array([[weight, 1.0] for weight, _ in world])
         info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, array=array, membership=MEMBERS)
-        return SimpleNamespace(result=lambda: info)
+        return SimpleNamespace(result=lambda: info, ignore_failure=lambda: None)
 
 
 MEMBERS = SimpleNamespace(peers=())

@@ -16,7 +16,7 @@ from pccl.training import SPSA, AsyncDiLoCo, CheckpointError, DiLoCo, ElasticSam
 from pccl.training.state import checkpoint, tensor_file
 from pccl.training.state.tensor_file import Contents, Entry
 from tests.training.peers import Peer
-from tests.training.state.saved import NOWHERE, at, names, new, steps
+from tests.training.state.saved import NOWHERE, at, names, new, steps, write_format_2
 
 # One file.
 
@@ -90,10 +90,24 @@ def test_the_safetensors_library_reads_it(tmp_path: Path) -> None:
     diloco = at(4)
     diloco.save(tmp_path)
     path = tmp_path / steps(4)[0]
-    np.testing.assert_array_equal(library.load_file(path)["parameters"], diloco.outer_parameters)
+    tensors = library.load_file(path)
+    for name, array in diloco._model.items():
+        np.testing.assert_array_equal(tensors[name], array)
+    assert {name for name in tensors if not name.startswith("pccl/")} == diloco._model.keys()
     with library.safe_open(path, "np") as file:
         manifest = json.loads(file.metadata()["pccl"])
     assert (manifest["revision"], manifest["class"], manifest["version"]) == (4, "DiLoCo", pccl.__version__)
+
+
+def test_files_with_flat_parameters_still_load(tmp_path: Path) -> None:
+    """Format 2 named tensors after their paths, and DiLoCo saved its parameters as one vector."""
+    diloco = at(4)
+    state = {**diloco._snapshot().state, "parameters": diloco._parameters}
+    path = tmp_path / steps(4)[0]
+    write_format_2(path, "DiLoCo", 4, state, diloco._replica.layout)
+    again = new()
+    assert again.load(tmp_path)
+    assert (again.revision, again.digest()) == (4, diloco.digest())
 
 
 def test_damage_anywhere_is_found(tmp_path: Path) -> None:
@@ -233,6 +247,24 @@ def test_keep_deletes_older_checkpoints_only(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted([*others, ".notes.tmp", own.name, *steps(5, 7, 9)])
     at(6).save(tmp_path, keep=1)  # gone back to an earlier one: what is newer stays
     assert names(tmp_path) == sorted([*others, ".notes.tmp", own.name, *steps(6, 7, 9)])
+
+
+def test_other_histories_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def other(revision: int) -> Any:
+        found = at(revision)
+        found._replicated.history = 2
+        return found
+
+    for revision in (3, 4, 9):
+        other(revision).save(tmp_path)
+    for revision in (2, 4, 5, 10):
+        at(revision).save(tmp_path, keep=1)
+    moved = steps(4)[0].replace(".safetensors", ".other.safetensors")
+    assert names(tmp_path) == sorted([*steps(3, 9, 10), moved])
+    assert f"{tmp_path / steps(4)[0]} is from another run and was renamed to {moved}" in caplog.text
+    again = new()
+    assert again.load(tmp_path / moved)
+    assert (again.digest(), again._replicated.history) == (other(4).digest(), 2)
 
 
 def test_older_checkpoints_outlive_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

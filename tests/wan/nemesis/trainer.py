@@ -23,6 +23,8 @@ INNER_STEPS = 3
 INNER_S = 0.02
 SAVE_EVERY = 5
 FRAGMENTS = 2
+CHURN: Any = {"rejoin": False, "on_older_run": "adopt"}
+"""A peer comes back as the script wants, with what it has, also to a run that has gone back."""
 
 
 class Label:
@@ -106,7 +108,7 @@ class Trainer(Script):
             return self._made_ddp(communicator, shared)
         weights = {"weights": np.zeros(SIZE, np.float32), "bias": np.zeros(7, np.float32)}
         if self.settings.workload == "spsa":
-            spsa = SPSA(communicator, weights, SPSAOptions(learning_rate=1e-5), shared=shared, admit_every=5)
+            spsa = SPSA(communicator, weights, SPSAOptions(learning_rate=1e-5), shared=shared, admit_every=5, **CHURN)
 
             def step() -> Any:
                 time.sleep(INNER_S)
@@ -115,9 +117,9 @@ class Trainer(Script):
             self._step = step
             return spsa
         if self.settings.workload == "async":
-            loop: Any = AsyncDiLoCo(communicator, weights, shared=shared, fragments=FRAGMENTS)
+            loop: Any = AsyncDiLoCo(communicator, weights, shared=shared, fragments=FRAGMENTS, **CHURN)
         else:
-            loop = DiLoCo(communicator, weights, shared=shared)
+            loop = DiLoCo(communicator, weights, shared=shared, **CHURN)
 
         def outer_step() -> Any:
             for _ in range(INNER_STEPS):
@@ -138,7 +140,7 @@ class Trainer(Script):
         torch.manual_seed(self.settings.seed)
         module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1))
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-        ddp = DDP(communicator, module, optimizer, shared=shared, bucket_bytes=1 << 14)
+        ddp = DDP(communicator, module, optimizer, shared=shared, bucket_bytes=1 << 14, **CHURN)
 
         def step() -> Any:
             time.sleep(INNER_S)
