@@ -128,6 +128,7 @@ class DDP(TrainingLoop):
         check_every: int | None = None,
         tag: int = 0,
         on_nonfinite: OnNonfinite | None = None,
+        global_batch: int | None = None,
         **churn: Unpack[Churn],
     ) -> None:
         """Args:
@@ -144,6 +145,8 @@ class DDP(TrainingLoop):
             on_nonfinite: What all peers do if a peer's gradients or buffers have NaN or infinity: "raise" an error
                 and clear the gradients, "skip" the step, or "leave out" that peer, which sends gradients only after
                 the backward pass. All name the peer. None does not check; a GradScaler does so by itself.
+            global_batch: The number of samples that all peers together use in a step, whatever their number: each
+                trains on `batch_size` samples, and its gradients weigh as much. Loss functions return means.
             churn: `rejoin`, `hold_below` and `on_older_run`: see `pccl.training.group.membership.Churn`.
 
         Raises:
@@ -158,6 +161,7 @@ class DDP(TrainingLoop):
         if not gradient_as_bucket_view:
             raise ValueError("gradient_as_bucket_view=False: gradients are always views of their buckets here")
         tag, admit_every = as_int("tag", tag), as_int("admit_every", admit_every, 1)
+        self._global_batch = None if global_batch is None else as_int("global_batch", global_batch, 1)
         bucket_bytes = as_int("bucket_bytes", bucket_bytes, 1)
         self.module = module
         """The module being trained."""
@@ -175,6 +179,8 @@ class DDP(TrainingLoop):
         self._synchronized: GroupStep | None = None
         """The step in progress, after its gradients have been averaged."""
         self._weight: float | None = None
+        self._share: int | None = None
+        """This peer's part of the global batch in the step in progress, once it is known."""
         self._is_stepping = False
         self._has_stepped = False
         self._has_failed = False
@@ -222,6 +228,7 @@ class DDP(TrainingLoop):
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
             **({"on_nonfinite": on_nonfinite} if on_nonfinite is not None else {}),
+            **({"global_batch": self._global_batch} if self._global_batch is not None else {}),
         }
         self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated, churn=churn)
         self._hooks = [
@@ -481,8 +488,23 @@ class DDP(TrainingLoop):
         with self._group_step(func_name, rejoins=rejoins) as step:
             yield step
 
+    @property
+    def batch_size(self) -> int:
+        """This peer's share of `global_batch` in this step. It changes with the membership, but not during a step.
+
+        Raises ValueError without `global_batch`, or if that is less than the number of peers.
+        """
+        if self._share is None:
+            rank, size = self._communicator.rank, self._communicator.world_size
+            if self._global_batch is None or self._global_batch < size:
+                raise ValueError(f"global_batch must be at least the number of peers, {size}, not {self._global_batch}")
+            self._share = self._global_batch // size + (rank < self._global_batch % size)
+        return self._share
+
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
+        if weight is None and self._global_batch is not None:
+            weight = float(self.batch_size)
         if weight is not None and self._gradients.comm_hook is not None:
             text = "weight= cannot be given with a communication hook: let the hook send gradients times weights"
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
@@ -578,6 +600,7 @@ class DDP(TrainingLoop):
     def _clear(self) -> None:
         self._synchronized = None
         self._is_left_out = False
+        self._share = None
         self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import comm_hooks
-from tests.support.cluster import Background, outcomes, refusal, results, together
+from tests.support.cluster import Background, outcomes, refusal, results, together, until
 from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, new_module, new_optimizer, parameters
 
 torch = pytest.importorskip("torch")
@@ -59,6 +59,38 @@ def test_weights_of_unequal_batches(master: MasterNode, scale: float, bucket_byt
     assert_parity(peers)
     for peer in peers:
         torch.testing.assert_close(parameters(peer.module), reference(3, BATCHES), rtol=1e-4, atol=1e-5)
+    close(peers)
+
+
+def test_global_batch_is_constant(master: MasterNode) -> None:
+    """Peers together do as one process with the whole batch, before and after one of them has left."""
+    peers = cluster_of(master, 3, global_batch=10)
+
+    def script(peer: DDPPeer) -> None:
+        for _ in range(3):
+            size, rank, world = peer.ddp.batch_size, peer.ddp.rank, peer.communicator.world_size
+            begin = rank * (10 // world) + min(rank, 10 % world)
+            samples = batch(0, peer.ddp.revision, 10)[begin : begin + size]
+            mean_loss(peer.module, samples).backward()
+            assert peer.ddp.step().world_size == world
+            peer.digests[peer.ddp.revision] = peer.ddp.digest()
+
+    together([partial(script, peer) for peer in peers])
+    close([peers.pop()])
+    until(lambda: all(peer.communicator.world_size == 2 for peer in peers), "all have seen the loss")
+    together([partial(script, peer) for peer in peers])
+    assert_parity(peers)
+    for peer in peers:
+        torch.testing.assert_close(parameters(peer.module), reference(6, [10]), rtol=1e-4, atol=1e-5)
+        assert peer.ddp.batch_size == 5
+    close(peers)
+
+
+def test_global_batch_needs_a_sample_for_each_peer(master: MasterNode) -> None:
+    peers = cluster_of(master, 3, global_batch=2)
+    mean_loss(peers[0].module, batch(0, 0, 2)).backward()
+    with pytest.raises(ValueError, match="global_batch must be at least the number of peers, 3, not 2"):
+        peers[0].ddp.step()
     close(peers)
 
 
