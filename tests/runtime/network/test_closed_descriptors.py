@@ -79,6 +79,8 @@ def test_the_engine_ends_and_says_why(master: MasterNode) -> None:
     assert found[0].result is Result.INTERNAL_ERROR
     assert "closes descriptors that are not its own" in str(found[0])
     assert "bug" not in str(found[0])
+    if not isinstance(found[1], PCCLError):  # the engine had sent all of its part before it ended
+        found[1] = Background(partial(other.all_reduce, ones(), op=SUM, tag=2)).outcome()
     assert isinstance(found[1], PCCLError)
     assert found[1].result in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS)
     until(lambda: other.world_size == 1, "the other one goes on alone")
