@@ -37,7 +37,14 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Use a dense, contiguous torch tensor on the CPU or a CUDA device. Raise INVALID_ARGUMENT for others."""
+        """Use a dense torch tensor on the CPU or a CUDA device. Raise INVALID_ARGUMENT for others.
+
+        The memory format, such as `torch.channels_last`, must be the same on all peers. If it is not the usual one, the
+        tensor's name here states the order of its dimensions in memory.
+        """
+        order = _memory_order(tensor)
+        if order is not None:
+            tensor, name = tensor.permute(order), f"{name} in order {order}"
         return cls(resolve(tensor, f"tensor {name!r}", "TensorInfo.from_torch"), name, allow_content_inequality)
 
     @classmethod
@@ -60,6 +67,14 @@ class TensorInfo:
 
     def __repr__(self) -> str:
         return f"TensorInfo({self.name!r}, {self._operand.dtype.name}, shape={list(self._operand.shape)})"
+
+
+def _memory_order(tensor: Any) -> list[int] | None:
+    """Return the order of dimensions in which a tensor is contiguous, or None if that is the usual one or none is."""
+    if str(getattr(tensor, "layout", "")) != "torch.strided" or tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 class SharedState:

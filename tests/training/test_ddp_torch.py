@@ -13,7 +13,7 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import DDP
 from pccl.training.ddp.ddp import Step
-from tests.support.cluster import Background, together
+from tests.support.cluster import Background, together, until
 
 torch = pytest.importorskip("torch")
 
@@ -96,6 +96,58 @@ def test_peers_equal_one_process_with_all_data(master: MasterNode, bucket_bytes:
     for peer in peers:
         torch.testing.assert_close(parameters(peer.module), parameters(module), rtol=1e-4, atol=1e-5)
     close(peers)
+
+
+def conv_peers(master: MasterNode, *formats: Any) -> list[DDP]:
+    ddps = []
+    for memory_format in formats:
+        torch.manual_seed(0)
+        module = torch.nn.Conv2d(3, 3, 3).to(memory_format=memory_format)
+        communicator = Communicator(master.address)
+        ddps.append(DDP(communicator, module, torch.optim.SGD(module.parameters(), lr=0.1)))
+    return ddps
+
+
+def enter(ddp: DDP) -> None:
+    ddp._communicator.connect()
+    ddp.join(2)
+
+
+def test_channels_last(master: MasterNode) -> None:
+    ddps = conv_peers(master, torch.channels_last, torch.channels_last)
+    inputs = torch.arange(2 * 3 * 5 * 5.0).reshape(2, 3, 5, 5) / 100
+
+    def train(number: int) -> None:
+        enter(ddps[number])
+        for _ in range(2):
+            ddps[number](inputs[number : number + 1]).square().mean().backward()
+            ddps[number].step()
+
+    together([partial(train, number) for number in range(2)])
+    torch.manual_seed(0)
+    alone = torch.nn.Conv2d(3, 3, 3)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        alone(inputs).square().mean().backward()
+        optimizer.step()
+    for ddp in ddps:
+        assert ddp.module.weight.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(ddp.module.weight, alone.weight, check_stride=False)
+    assert ddps[0].digest() == ddps[1].digest()
+    together([ddp._communicator.close for ddp in ddps])
+
+
+def test_mixed_memory_formats_are_refused(master: MasterNode) -> None:
+    """The shapes are equal, and the bytes would mean something else."""
+    ddps = conv_peers(master, torch.channels_last, torch.contiguous_format)
+    calls = [Background(partial(enter, ddp)) for ddp in ddps]
+    until(lambda: any(call.is_over for call in calls), "one is refused")
+    refused = next(call for call in calls if call.is_over)
+    assert "weight in order [0, 2, 3, 1]" in str(refused.outcome())
+    together([ddp._communicator.close for ddp in ddps])
+    for call in calls:
+        assert isinstance(call.outcome(), PCCLError)
 
 
 def test_buckets_are_launched_during_backward(master: MasterNode) -> None:

@@ -47,7 +47,9 @@ class FlatBuffer:
         memory = torch.zeros(-(-size_bytes // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=first.device)
         self.flat = memory[:size_bytes].view(first.dtype)
         # `data` has its own version counter.
-        self.views = [part.view(p.shape).data for part, p in zip(self.flat.split(counts), parameters, strict=True)]
+        parts = zip(self.flat.split(counts), parameters, strict=True)
+        # With the parameters' own strides, which may be those of torch.channels_last.
+        self.views = [part.as_strided(p.shape, p.stride(), part.storage_offset()).data for part, p in parts]
         self._words = memory.view(torch.int64)
         self._host = self._words.numpy().view(np.uint64) if first.device.type == "cpu" else None
 
