@@ -230,6 +230,8 @@ class Worker:
         if self._evaluates:
             self._at("evaluating", done=1.0)
             bits_per_byte = ByteModel(self._shape, self._parameters).bits_per_byte(self._validation)
+        loss = {} if bits_per_byte is None else {"loss": bits_per_byte}
+        self._communicator.report(step=int(self._step[0]), **loss)
         harness.send(
             StepDone(
                 peer=self._peer,
