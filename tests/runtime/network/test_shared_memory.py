@@ -12,7 +12,7 @@ from pccl import Communicator, MasterNode, ReduceOp
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import shared_memory
 from pccl.runtime.network.shared_memory import OFFER_BYTES, SharedMemory
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, until
 
 COUNT = 300_000
 TOKEN = "a token of these tests"
@@ -89,13 +89,13 @@ def test_encrypted_connections_stay_on_tcp(payloads: list[Any]) -> None:
 
 
 def test_nothing_is_left_of_it() -> None:
-    def held() -> list[str]:
+    def held() -> set[str]:
         with open("/proc/self/maps", encoding="utf-8") as maps:
-            return [line for line in maps if "memfd:pccl" in line]
+            return {line for line in maps if "memfd:pccl" in line}
 
     before = held()
     reduce_among(2)
-    assert held() == before
+    until(lambda: held() <= before, "all memory is unmapped")
 
 
 def test_offers_are_checked() -> None:
@@ -106,5 +106,5 @@ def test_offers_are_checked() -> None:
         with pytest.raises(OSError, match=r"offer|Invalid argument|No such file"):
             shared_memory.open_offered(offer)
     memory.close()
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match=r"No such file|Invalid argument"):  # another file may have the number by now
         shared_memory.open_offered(memory.offer)
