@@ -32,6 +32,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -120,6 +121,17 @@ static int fd_open(uint32_t pid, uint32_t fd, const char *name, mode_t type, str
     return -1;
 }
 
+/* 0, or -1 where half of the descriptors are in use: the rest is for connections, which need one each instead of three. */
+static int fds_look(const pccl_memory *memory)
+{
+    struct rlimit limit;
+    int largest = memory->own_wake_fd > memory->peer_wake_fd ? memory->own_wake_fd : memory->peer_wake_fd;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)largest < limit.rlim_cur / 2)
+        return 0;
+    errno = EMFILE;
+    return -1;
+}
+
 /* Makes a pipe, and opens it for both reading and writing: so no write to it raises a signal. */
 static int wake_create(void)
 {
@@ -146,7 +158,7 @@ static int memory_make(pccl_memory *memory)
     memory->at->rings[0].reader_sleeps = memory->at->rings[1].reader_sleeps = 1;
     memory->own_wake_fd = wake_create();
     memory->peer_wake_fd = memory->own_wake_fd < 0 ? -1 : wake_create();
-    return memory->peer_wake_fd < 0 ? -1 : 0;
+    return memory->peer_wake_fd < 0 ? -1 : fds_look(memory);
 }
 
 int pccl_memory_create(pccl_memory **made, uint8_t *offered)
@@ -190,7 +202,7 @@ static int memory_find(pccl_memory *memory, const pccl_memory_offer *theirs)
     memory->peer_wake_fd = fd_open(theirs->pid, theirs->wake_fds[0], "pipe:", S_IFIFO, &status);
     if (memory->peer_wake_fd >= 0)
         memory->own_wake_fd = fd_open(theirs->pid, theirs->wake_fds[1], "pipe:", S_IFIFO, &status);
-    return memory->own_wake_fd < 0 ? -1 : 0;
+    return memory->own_wake_fd < 0 ? -1 : fds_look(memory);
 }
 
 int pccl_memory_open(const uint8_t *offered, pccl_memory **made)

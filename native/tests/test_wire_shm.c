@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #if defined(__linux__)
@@ -239,6 +240,28 @@ static void offers_that_are_not_as_they_should_be_are_refused(void)
     expect_no_memory(p.offer); /* it is gone */
     pair_forget(&p);
     CHECK(open_fds() == before);
+}
+
+/* Connections over TCP need one descriptor each, and what is left is for them. */
+static void scarce_descriptors_are_not_spent_on_memory(void)
+{
+    struct rlimit before;
+    if (getrlimit(RLIMIT_NOFILE, &before) != 0)
+        stop_test("getrlimit");
+    int begin = open_fds();
+    struct rlimit scarce = before;
+    scarce.rlim_cur = (rlim_t)(2 * begin + 1);
+    if (scarce.rlim_cur < 16 || setrlimit(RLIMIT_NOFILE, &scarce) != 0)
+        scarce.rlim_cur = 0;
+    pccl_memory *memory;
+    uint8_t offer[PCCL_MEMORY_OFFER_BYTES];
+    int status = pccl_memory_create(&memory, offer);
+    int error = errno;
+    setrlimit(RLIMIT_NOFILE, &before);
+    if (scarce.rlim_cur != 0)
+        CHECK(status == PCCL_E_SYSTEM && error == EMFILE && memory == NULL);
+    pccl_memory_free(memory);
+    CHECK(open_fds() == begin);
 }
 
 static void memory_that_could_shrink_is_refused(void)
@@ -473,6 +496,7 @@ int main(void)
     RUN(a_full_ring_takes_no_more_until_half_of_it_is_free);
     RUN(what_was_sent_before_the_end_arrives);
     RUN(offers_that_are_not_as_they_should_be_are_refused);
+    RUN(scarce_descriptors_are_not_spent_on_memory);
     RUN(memory_that_could_shrink_is_refused);
     RUN(a_forked_child_frees_memory_that_it_does_not_have);
     RUN(ops_have_the_same_results);
