@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
+from pccl import Communicator, DataType, MasterNode, PCCLError, QuantizationAlgorithm, QuantizationOptions, Result
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo
 from tests.support.cluster import outcomes, refusal, results, together
 from tests.training.peers import Kind, Peer, assert_parity, cluster_of, train
 
 torch = pytest.importorskip("torch")
 
+LLOYD_MAX = QuantizationAlgorithm.LLOYD_MAX
 BAD = 1
 """The number of the peer that contributes what is not finite."""
 KINDS = [(DiLoCo, {}), (AsyncDiLoCo, {}), (AsyncDiLoCo, {"fragments": 2}), (DiLoCo, {"steps": "by speed"})]
@@ -70,7 +71,24 @@ def test_peer_is_left_out_by_all(
     assert_parity(peers)
     assert all(np.isfinite(array).all() for peer in peers for array in peer.model.values())
     assert not any(step.is_skipped for peer in peers for step in peer.steps)
+    for peer in peers:  # AsyncDiLoCo begins without an average, and applies each one step late
+        assert sorted(step.world_size for step in peer.steps if step.world_size) in ([2, 3, 3, 3], [2, 3, 3])
     assert all("the average is over the other peers" in text for text in named(caplog, peers))
+    assert len(named(caplog, peers)) == 3
+    together([peer.close for peer in peers])
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [QuantizationOptions(DataType.FLOAT16, QuantizationAlgorithm.CAST), QuantizationOptions(algorithm=LLOYD_MAX)],
+)
+def test_movement_beyond_the_encoding_is_left_out(
+    master: MasterNode, caplog: pytest.LogCaptureFixture, quantization: QuantizationOptions
+) -> None:
+    peers = cluster_of(master, 3, on_nonfinite="leave out", quantization=quantization)
+    together([partial(steps, peer, 3, 1, 1e6) for peer in peers])
+    assert_parity(peers)
+    assert [step.world_size for step in peers[0].steps] == [3, 2, 3]
     assert len(named(caplog, peers)) == 3
     together([peer.close for peer in peers])
 

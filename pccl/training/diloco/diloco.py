@@ -20,7 +20,16 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from _pccl_torch import outside_graphs
-from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl import (
+    Communicator,
+    DataType,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    Result,
+    SharedState,
+    TensorInfo,
+)
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.diloco.weighted_average import NotedAverage, explained
@@ -135,6 +144,12 @@ def _is_finite(vector: Vector) -> bool:
         return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())  # the product may overflow
 
 
+ENCODED_MAX = {
+    (QuantizationAlgorithm.CAST, DataType.FLOAT16): 65504.0,
+    (QuantizationAlgorithm.LLOYD_MAX, DataType.UINT8): 2.0**19,
+    (QuantizationAlgorithm.SIGN, DataType.UINT8): 2.0**19,
+}
+"""The largest values, also of a sum, that certain encodings represent."""
 NOTES = 2
 """Tag offset of the notes that accompany an average; the average itself uses offset 0."""
 INNER_STEPS = 50
@@ -210,6 +225,8 @@ class OuterLoop(TrainingLoop):
             alike = (alike, "on_nonfinite", on_nonfinite)
         self._nonfinite = ""
         self._is_skipped = False
+        self._left_out = 0
+        """The number of peers that the last average left out."""
         self._is_by_speed = steps == "by speed"
         self._inner_steps = InnerSteps(inner_steps, site)
         self._has_begun = False
@@ -357,6 +374,10 @@ class OuterLoop(TrainingLoop):
         if self._on_nonfinite is None:
             return None
         is_finite = _is_finite(gradient) and self._replicated.buffers.is_finite()
+        options = self._quantization
+        if is_finite and options is not None:  # what becomes NaN or infinity on the network counts as such
+            limit = ENCODED_MAX.get((options.algorithm, options.quantized_datatype), math.inf)
+            is_finite = bool(max(gradient.max(), -gradient.min()) * self._communicator.world_size <= limit)
         if self._site is not None:
             is_finite = self._site.agree(is_finite)
         if not is_finite:
@@ -392,6 +413,7 @@ class OuterLoop(TrainingLoop):
             self._inner_steps.adapt(average.seconds, average.own_seconds)
         step.outcomes.append(outcome)
         peers = average.nonfinite if isinstance(average, NotedAverage) else ()
+        self._left_out = len(peers)
         self._is_skipped = bool(peers) and (self._on_nonfinite != "leave out" or len(peers) == outcome.world_size)
         if peers:
             self._nonfinite = nonfinite_text(self._communicator, peers, "the movement", self._is_skipped)
@@ -403,8 +425,8 @@ class OuterLoop(TrainingLoop):
         is_skipped, text, self._is_skipped, self._nonfinite = self._is_skipped, self._nonfinite, False, ""
         if text and self._on_nonfinite == "raise" and not step.rejoined:
             raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.outer_step", text)
-        if is_skipped:
-            step.world_size = 0
+        left_out, self._left_out = self._left_out, 0
+        step.world_size = 0 if is_skipped else step.world_size - left_out
         return step.report(OuterStep, is_skipped=is_skipped)
 
     def _begin(self) -> None:
