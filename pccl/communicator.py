@@ -164,8 +164,8 @@ class CommunicatorBase:
         `pccl.training` report their `step` (and SPSA its `loss`). While this peer is in no run, reports are dropped.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if a figure is not a number or its name is longer than 64 characters. At most
-                16 figures are kept.
+            PCCLError: INVALID_ARGUMENT if a figure is not a number, or its name is not printable or longer than 64
+                characters. At most 16 figures are kept.
         """
         found = {}
         for name, value in figures.items():
@@ -173,8 +173,9 @@ class CommunicatorBase:
                 found[name] = float(value)
             except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: a tensor of several elements
                 raise invalid("report", f"{name} must be a number, not {type(value).__name__}") from None
-            if len(name) > FIGURE_CHARACTERS_MAX:
-                raise invalid("report", f"the name {name!r} is longer than {FIGURE_CHARACTERS_MAX} characters")
+            if len(name) > FIGURE_CHARACTERS_MAX or not name.isprintable():
+                text = f"the name {name!r} is longer than {FIGURE_CHARACTERS_MAX} characters or not printable"
+                raise invalid("report", text)
         session = self._inner._session
         if session is not None:
             session.note_figures(found)

@@ -19,7 +19,8 @@ FLOAT_BYTES = 4
 STATE_VECTORS = 2
 """A newcomer fetches the parameters and the outer momentum."""
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-SHARES = {"none": 1.0, "8": 1 / 4, "4": 1 / 8}
+SHARES = {"none": 1.0, "8": 8.25 / 32, "4": 4.5 / 32, "2": 2.125 / 32, "1": 1.125 / 32}
+"""With the scales of default blocks."""
 
 
 class Estimate(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ GIGABYTE = ["250M", "--peers", "8", "--uplink", "200", "--inner-steps", "600", "
 
 @pytest.mark.parametrize(
     ("quantization", "sent_gb", "network_s", "utilization"),
-    [("none", 1.75, 70, 600 / 670), ("8", 0.4375, 17.5, 0.9717)],
+    [("none", 1.75, 70, 600 / 670), ("8", 0.451171875, 18.046875, 0.9708), ("2", 0.1162109375, 4.6484375, 0.9923)],
 )
 def test_estimate(command: Command, quantization: str, sent_gb: float, network_s: float, utilization: float) -> None:
     done = command("plan", *GIGABYTE, "--quantization", quantization, "--json")

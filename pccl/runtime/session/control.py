@@ -38,6 +38,8 @@ from pccl.runtime.session.recorder import RecordingParts
 from pccl.runtime.threads.tasks import start_task
 
 WELCOME_TIMEOUT_S = 10.0
+RETRY_S = 1.0
+"""The pause after the heartbeat thread could not start."""
 REATTACH_SHARE = 0.5
 """Time limit for restoring a broken control connection, as a share of the master timeout."""
 REATTACH_PAUSE_S_MIN = 0.02
@@ -406,6 +408,8 @@ class Heartbeats(Part):
                     nursery.cancel_scope.cancel()
             except OSError as error:
                 reason = f"cannot be sent heartbeats: {error}"
+                if thread is None:  # the next attempt, soon, may have what this one lacks
+                    await trio.sleep(RETRY_S)
             finally:
                 if thread is not None:
                     thread.close()
