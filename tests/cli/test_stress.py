@@ -60,13 +60,13 @@ def test_threads_timeouts_and_interrupts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kill_of_master_with_state(tmp_path: Path) -> None:
-    report, _ = passed(tmp_path, "--kill-master-every", "2..3")
+    report, _ = passed(tmp_path, "--kill-every", "1..2", "--kill-master-every", "2..3", minutes=0.3)
     assert report["disturbances"]["masters_killed"] >= 1
 
 
 @pytest.mark.slow
 def test_kill_of_masters_with_standby(tmp_path: Path) -> None:
-    report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")
+    report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2", minutes=0.3)
     assert report["plan"]["standbys"] == 1
     assert report["disturbances"]["masters_killed"] >= 2
 

@@ -35,7 +35,7 @@ def test_the_notebook_runs_from_top_to_bottom() -> None:
     assert "3 peers: y = 3.0 x + 1.0" in shown
     assert "2 peers: y = 3.0 x + 1.0" in shown
     assert "<Communicator 127.0.0.1:" in shown
-    assert "ReduceInfo(local_world_size=2" in shown
+    assert "ReduceInfo(world_size=2" in shown
     assert ": stopped>" in texts[-1]
 
 
