@@ -68,6 +68,9 @@ class Scheduler:
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
         """Works that are about to start."""
+        self.dropped: deque[PCCLWork] = deque(maxlen=64)
+        """The last works on single elements that Python dropped. DDP's reducer asks such a work in the backward pass of
+        `join`, but keeps only its C++ part alive."""
         self._starting = threading.local()
         self._progress = Progress(f"pccl {names.group}")
         self.later = self._progress.later

@@ -9,7 +9,6 @@ continues the call if its steps are *light*, i.e. only inspect results; otherwis
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -45,11 +44,6 @@ Steps = Generator[OpSpec, None, Any]
 
 _in_registry: dict[int, PCCLWork] = {}
 """Works registered with c10d, kept here because c10d's registry keeps only a work's C++ part alive."""
-
-
-_small: deque[PCCLWork] = deque(maxlen=64)
-"""The last works on single elements that Python dropped. DDP's reducer asks such a work in the backward pass of `join`,
-but keeps only its C++ part alive."""
 
 
 def seconds(timeout: Any, default_s: float) -> float:
@@ -122,7 +116,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def __del__(self) -> None:
         if len(self._tensors) == 1 and self._tensors[0].numel() == 1:
-            _small.append(self)
+            self._scheduler.dropped.append(self)
 
     # Execution.
 

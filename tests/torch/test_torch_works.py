@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,7 @@ import torch.distributed as dist  # noqa: E402
 from torch._C import _distributed_c10d as c10d  # noqa: E402
 
 import pccl.torch.work  # noqa: E402
+from tests.support.cluster import until  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 
@@ -71,6 +74,17 @@ def test_dropped_work_answers_ddp_join(divides: bool) -> None:
 
     with worlds():
         assert run_ranks(2, script) == [4.0, 2.0 if divides else 4.0]
+
+
+def test_works_do_not_outlive_their_group() -> None:
+    def works() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), pccl.torch.work.PCCLWork) for each in gc.get_objects())
+
+    before = works()
+    with worlds():
+        run_ranks(2, lambda _: dist.all_reduce(torch.ones(1)))
+    until(lambda: works() <= before, "all works are freed")
 
 
 @pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])

@@ -503,7 +503,7 @@ class DDP(TrainingLoop):
 
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
-        if weight is None and self._global_batch is not None:
+        if weight is None and self._global_batch is not None and self._synchronized is None:
             weight = float(self.batch_size)
         if weight is not None and self._gradients.comm_hook is not None:
             text = "weight= cannot be given with a communication hook: let the hook send gradients times weights"

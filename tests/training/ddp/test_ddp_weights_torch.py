@@ -86,6 +86,14 @@ def test_global_batch_is_constant(master: MasterNode) -> None:
     close(peers)
 
 
+def test_weight_of_synchronize_precedes_the_global_batch(master: MasterNode) -> None:
+    (peer,) = cluster_of(master, 1, global_batch=10)
+    mean_loss(peer.module, batch(0, 0, 4)).backward()
+    peer.ddp.synchronize(weight=4)
+    assert peer.ddp.step().revision == 1
+    close([peer])
+
+
 def test_global_batch_needs_a_sample_for_each_peer(master: MasterNode) -> None:
     peers = cluster_of(master, 3, global_batch=2)
     mean_loss(peers[0].module, batch(0, 0, 2)).backward()
