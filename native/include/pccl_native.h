@@ -54,7 +54,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 31 };
+enum { PCCL_NATIVE_ABI = 32 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -228,10 +228,10 @@ typedef struct {
  *     OP_ENDED           id: op; tx_bytes, rx_bytes
  *     GROUP_FROZEN       id: epoch; group
  *     LINK_LOST          id: link; system_error or 0; detail
- *     CONNECTION_LOST    the same, of a link that goes on with its other connections
- *     LINK_LIMITED       id: link; limit: enum pccl_limit. More connections would let it send faster: those that it has
- *                        were held back, and not by the network. At most once of each limit for each connection that
- *                        was added
+ *     CONNECTION_LOST    the same, of a link that goes on with its other connections; is_udp
+ *     LINK_LIMITED       id: link; limit: enum pccl_limit. More connections would let it send faster, or one over UDP:
+ *                        those that it has were held back, and not by the network. At most once of each limit for each
+ *                        connection that was added
  *     OP_COMPLETED       id: op. All ranks are done
  *     OP_FROZEN          id: op
  *     LINK_METRICS       id: link; tx_bytes, rx_bytes: its payload so far, on all its connections; full_ms, full_bytes:
@@ -276,7 +276,7 @@ enum pccl_event_kind {
 };
 
 /* What holds back the connections of a link, or is going to: growth.h. */
-enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_START, PCCL_LIMIT_LOSS };
+enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_RECOVERY, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_START, PCCL_LIMIT_LOSS };
 
 typedef struct {
     uint32_t kind; /* enum pccl_event_kind */
@@ -303,7 +303,7 @@ typedef struct {
     int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
     int32_t limit;
     uint32_t engine; /* of several, which has reported it: of an event about a link */
-    uint32_t reserved;
+    uint32_t is_udp; /* of a connection */
     pccl_op_shape mine;
     pccl_op_shape theirs;
     char detail[96]; /* NUL-terminated */
@@ -387,6 +387,14 @@ void pccl_memory_free(pccl_memory *memory); /* may be NULL */
 /* As pccl_engine_link_add, with memory that both ends have: bytes travel there, unencrypted, and the socket shows that
  * the other process lives. Takes ownership of the memory, also on failure. */
 int pccl_engine_link_add_memory(pccl_engine *engine, uint64_t link, int fd, pccl_memory *memory);
+
+/* As pccl_engine_link_add, with a connected datagram socket, as long as the link has stream sockets. Both ends add theirs
+ * within a second, with the same secret, which no other connection has; `is_dialer` is nonzero at one of them. While
+ * datagrams get through, the link's other connections carry nothing; where they do not, CONNECTION_LOST follows within
+ * two seconds. Linux only: PCCL_E_SYSTEM elsewhere. */
+enum { PCCL_UDP_SECRET_BYTES = 32 };
+int pccl_engine_link_add_udp(
+    pccl_engine *engine, uint64_t link, int fd, const uint8_t *secret, int is_dialer, const pccl_link_keys *keys);
 
 /* Sets for how long a link may be silent: it is lost, with a LINK_LOST event, when bytes have been in flight on it for
  * that long, while none of its connections got one across or brought one in. 0, the default: for ever. */
@@ -489,6 +497,8 @@ uint32_t pccl_first_engine(uint64_t tag, uint64_t sequence, uint32_t count);
 int pccl_engines_poll_events(pccl_engines *engines, pccl_event *events, int events_max);
 int pccl_engines_link_add(pccl_engines *engines, uint64_t link, uint32_t index, int fd, const pccl_link_keys *keys);
 int pccl_engines_link_add_memory(pccl_engines *engines, uint64_t link, uint32_t index, int fd, pccl_memory *memory);
+int pccl_engines_link_add_udp(pccl_engines *engines, uint64_t link, uint32_t index, int fd, const uint8_t *secret,
+    int is_dialer, const pccl_link_keys *keys);
 void pccl_engines_set_link_timeout(pccl_engines *engines, uint32_t timeout_ms);
 int pccl_engines_link_close(pccl_engines *engines, uint64_t link);
 

@@ -51,7 +51,8 @@ static void link_bound_unsent(const pccl_link *link)
         return;
     for (const pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
         pccl_wire *wire = PCCL_CONTAINER_OF(node, const pccl_conn, in_conns)->wire;
-        wire->type->bound_unsent(wire, bytes);
+        if (!wire->takes_over)
+            wire->type->bound_unsent(wire, bytes);
     }
 }
 
@@ -61,6 +62,7 @@ void pccl_conn_join(pccl_conn *conn, pccl_link *link)
     conn->number = ++link->conns_added;
     link->conns_count++;
     link->live_count++;
+    link->over_count += conn->wire->takes_over;
     pccl_list_append(&link->conns, &conn->in_conns);
     link_bound_unsent(link);
     conn->is_hello_due = 1;
@@ -78,10 +80,36 @@ void pccl_conn_offer(pccl_conn *conn)
         pccl_list_append(&link->talk_conns, &conn->in_talk);
         pccl_link_note_pending(link);
     }
-    if (pccl_conn_is_open(conn) && !pccl_list_is_member(&conn->in_free)) {
+    int is_chosen = link->first_choice == NULL || link->first_choice == conn;
+    if (is_chosen && pccl_conn_is_open(conn) && !pccl_list_is_member(&conn->in_free)) {
         pccl_list_append(&link->free_conns, &conn->in_free);
         pccl_link_note_pending(link);
     }
+}
+
+/* Chooses the connection that carries the link's frames from now on, if one of them takes over. */
+static void link_choose(pccl_link *link)
+{
+    link->first_choice = NULL;
+    for (pccl_list *node = link->conns.next; node != &link->conns && link->first_choice == NULL; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->wire->takes_over && !conn->is_lost && conn->peer_number != 0)
+            link->first_choice = conn;
+    }
+    for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        pccl_list_remove(&conn->in_free);
+        pccl_conn_offer(conn);
+    }
+}
+
+void pccl_conn_note_hello(pccl_conn *conn, uint32_t peer_number)
+{
+    conn->peer_number = peer_number;
+    if (conn->wire->takes_over)
+        link_choose(conn->link);
+    else
+        pccl_conn_offer(conn);
 }
 
 void pccl_conn_note_ack_due(pccl_conn *conn)
@@ -100,7 +128,10 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
     vsnprintf(conn->detail + length, sizeof conn->detail - (size_t)length, format, args);
     va_end(args);
     conn->system_error = system_error;
-    if (conn->link->live_count == 1) {
+    unsigned others = conn->link->live_count - 1;
+    if (!conn->wire->takes_over)
+        others -= conn->link->over_count;
+    if (others == 0) {
         pccl_link_fail(conn->link, system_error, "%s", conn->detail);
         return;
     }
@@ -297,8 +328,11 @@ void pccl_conn_note_lost(pccl_conn *conn)
     pccl_link *link = conn->link;
     PCCL_ASSERT(link->live_count > 1);
     link->live_count--;
+    link->over_count -= conn->wire->takes_over;
     pccl_list_remove(&conn->in_free);
     pccl_list_remove(&conn->in_talk);
+    if (link->first_choice == conn)
+        link_choose(link);
     pccl_list_append(&link->host->lost_conns, &conn->in_lost);
     conn_queue_lost_frame(conn);
     /* Notices do not wait to be asked for again: two ends could wait for each other's. */

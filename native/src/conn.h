@@ -195,6 +195,9 @@ void pccl_conn_join(pccl_conn *conn, pccl_link *link);
 /* The connection may have become able to take frames, or has something of its own to say. */
 void pccl_conn_offer(pccl_conn *conn);
 
+/* The other end's HELLO has come. */
+void pccl_conn_note_hello(pccl_conn *conn, uint32_t peer_number);
+
 /* An ACK has to go out. */
 void pccl_conn_note_ack_due(pccl_conn *conn);
 

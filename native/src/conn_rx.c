@@ -184,8 +184,7 @@ static void rx_header(pccl_conn *conn, const uint8_t *header)
     if (broken_rule == NULL && pccl_conn_acked(conn, frame.received_frames) != 0)
         broken_rule = "more received than was sent";
     if (broken_rule == NULL && frame.type == PCCL_FRAME_HELLO) {
-        conn->peer_number = frame.connection;
-        pccl_conn_offer(conn);
+        pccl_conn_note_hello(conn, frame.connection);
         return;
     }
     if (broken_rule == NULL && frame.type == PCCL_FRAME_ACK) {

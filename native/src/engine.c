@@ -573,20 +573,30 @@ static int engine_link_add(pccl_engine *engine, uint64_t link, pccl_wire *wire)
     return status;
 }
 
+static int engine_link_add_keyed(pccl_engine *engine, uint64_t link, pccl_wire *wire, const pccl_link_keys *keys)
+{
+    int status = keys != NULL ? pccl_wire_seal(&wire, keys) : 0;
+    if (status == 0)
+        return engine_link_add(engine, link, wire);
+    wire->type->close(wire);
+    return status;
+}
+
 int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys)
 {
     if (fd < 0)
         return PCCL_E_INVALID;
     pccl_wire *wire;
     int status = pccl_wire_tcp_open(engine->fds, fd, &wire);
-    if (status != 0)
-        return status;
-    if (keys != NULL)
-        status = pccl_wire_seal(&wire, keys);
-    if (status == 0)
-        return engine_link_add(engine, link, wire);
-    wire->type->close(wire);
-    return status;
+    return status != 0 ? status : engine_link_add_keyed(engine, link, wire, keys);
+}
+
+int pccl_engine_link_add_udp(
+    pccl_engine *engine, uint64_t link, int fd, const uint8_t *secret, int is_dialer, const pccl_link_keys *keys)
+{
+    pccl_wire *wire;
+    int status = pccl_wire_udp_open(engine->fds, fd, secret, is_dialer, &wire);
+    return status != 0 ? status : engine_link_add_keyed(engine, link, wire, keys);
 }
 
 int pccl_engine_link_add_memory(pccl_engine *engine, uint64_t link, int fd, pccl_memory *memory)

@@ -302,6 +302,12 @@ int pccl_engines_link_add_memory(pccl_engines *engines, uint64_t link, uint32_t 
     return pccl_engine_link_add_memory(engines->of[index % engines->count], link, fd, memory);
 }
 
+int pccl_engines_link_add_udp(pccl_engines *engines, uint64_t link, uint32_t index, int fd, const uint8_t *secret,
+    int is_dialer, const pccl_link_keys *keys)
+{
+    return pccl_engine_link_add_udp(engines->of[index % engines->count], link, fd, secret, is_dialer, keys);
+}
+
 void pccl_engines_set_link_timeout(pccl_engines *engines, uint32_t timeout_ms)
 {
     for (uint32_t i = 0; i < engines->count; i++)

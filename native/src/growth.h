@@ -10,6 +10,9 @@
  *                (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997). Packets are lost while
  *                round trips are short
  *
+ * Other congestion controls bear losses, but TCP still waits for what it sends again (PCCL_LIMIT_RECOVERY): UDP
+ * (wire.h) would help, more connections would not.
+ *
  * Where packets queue the path is full, and more connections would only crowd it. What a full queue has dropped is sent
  * again for several round trips, in which the queue drains: until then losses say nothing.
  *
@@ -40,7 +43,7 @@ typedef struct {
     unsigned by_window; /* of these, held back by a window for most of that */
     unsigned yielding; /* of these, with a loss-based congestion control */
     unsigned queued; /* of these, with round trips a good deal longer than the least */
-    uint32_t lost; /* segments, of those that yield */
+    uint32_t lost; /* segments */
     uint32_t delivered;
     uint64_t round_trip_us; /* the least of those that are busy; 0: none is */
 } pccl_growth_tick;

@@ -3,7 +3,8 @@
  * A link leads to one peer over one or more connections (conn.h). It has three queues: ops that are done (DONE), ops to
  * be announced (READY, EAGER), and active ops, which have segments to send; link_send.h hands them to the connections.
  *
- * A link fails with its last connection, or when its peer breaks the protocol. Since the code that finds that may still
+ * A link fails with its last connection, of those that do not take over (wire.h) if it has both kinds, or when its peer
+ * breaks the protocol. Since the code that finds that may still
  * point to a connection, pccl_link_fail only notes it, and links.h carries it out later. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
@@ -69,8 +70,10 @@ typedef struct pccl_link {
     size_t unexpected_count;
     unsigned conns_count; /* in `conns`: not closed */
     unsigned live_count; /* of them, not lost */
+    unsigned over_count; /* of these, with a wire that takes over */
+    struct pccl_conn *first_choice; /* one of these that works: no other carries frames that count; NULL: there is none */
     unsigned conns_added;
-    unsigned events_promised; /* to the host: a loss and three of LINK_LIMITED for each connection added */
+    unsigned events_promised; /* to the host: a loss and four of LINK_LIMITED for each connection added */
     pccl_growth growth;
     uint8_t is_local; /* the other end is on this machine */
     uint64_t tx_payload_bytes;

@@ -140,10 +140,11 @@ static void link_add_segment(pccl_link *link, pccl_conn *conn)
         pccl_list_append(&link->active_ops, &peer->in_active);
 }
 
-/* Nonzero if the link's segments wait for turns. */
+/* Nonzero if the link's segments wait for turns. A wire that takes over has a pace of its own. */
 static int link_is_limited(const pccl_link *link)
 {
-    return !link->is_failed && pccl_egress_is_limiting(&link->host->egress, link->is_local, link->round_trip_us);
+    return !link->is_failed && link->first_choice == NULL &&
+           pccl_egress_is_limiting(&link->host->egress, link->is_local, link->round_trip_us);
 }
 
 static int link_may_send_segments(const pccl_link *link)
@@ -164,7 +165,8 @@ static int link_has_work(const pccl_link *link)
 static void link_fill(pccl_link *link, pccl_conn *conn)
 {
     enum { BATCH_BYTES_MAX = 256 << 10, BATCH_BYTES_MIN = 32 << 10 };
-    size_t batch_bytes_max = pccl_max_size(BATCH_BYTES_MIN, BATCH_BYTES_MAX / link->live_count);
+    unsigned carriers = link->first_choice != NULL ? 1 : link->live_count;
+    size_t batch_bytes_max = pccl_max_size(BATCH_BYTES_MIN, BATCH_BYTES_MAX / carriers);
     while (link_has_work(link) && pccl_conn_has_room(conn, batch_bytes_max)) {
         if (!pccl_list_is_empty(&link->lost_frames))
             link_add_lost_frame(link, conn);

@@ -48,7 +48,7 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
     const pccl_wire_limits *now = &conn->limits;
     uint64_t busy_us = now->busy_us - before->busy_us;
     tick->count++;
-    if (conn->wire->is_local)
+    if (conn->wire->is_local || conn->wire->takes_over)
         return;
     tick->far += (unsigned)pccl_growth_is_far(conn->wire->yields_to_loss, now->round_trip_us_min);
     if (busy_us < BUSY_US_MIN)
@@ -56,10 +56,8 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
     tick->busy++;
     tick->by_window += (now->window_us - before->window_us) * 2 > busy_us;
     tick->yielding += conn->wire->yields_to_loss;
-    if (conn->wire->yields_to_loss) {
-        tick->lost += now->resent - before->resent;
-        tick->delivered += now->delivered - before->delivered;
-    }
+    tick->lost += now->resent - before->resent;
+    tick->delivered += now->delivered - before->delivered;
     if (tick->round_trip_us == 0 || now->round_trip_us_min < tick->round_trip_us)
         tick->round_trip_us = now->round_trip_us_min;
     tick->queued += now->round_trip_us > now->round_trip_us_min / 4 * 5;
@@ -174,17 +172,19 @@ void pccl_link_count_full(pccl_link *link, int is_only_full, int64_t since_ms)
 int pccl_link_watch(pccl_link *link, int64_t now_ms, int64_t timeout_ms, int starts_anew)
 {
     int is_loaded = 0;
+    int is_over_loaded = 0; /* a wire that takes over knows silence by itself: it breaks before the link does */
     int has_carried = starts_anew;
     for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
         if (conn->is_lost)
             continue;
         has_carried |= pccl_conn_has_carried(conn);
-        is_loaded |= conn->in_flight_bytes > 0;
+        int *loaded = conn->wire->takes_over ? &is_over_loaded : &is_loaded;
+        *loaded |= conn->in_flight_bytes > 0;
     }
-    if (has_carried || !is_loaded || link->carried_ms < 0)
+    if (has_carried || !(is_loaded || is_over_loaded) || link->carried_ms < 0)
         link->carried_ms = now_ms;
-    else if (now_ms - link->carried_ms > timeout_ms)
+    else if (is_loaded && now_ms - link->carried_ms > timeout_ms)
         pccl_link_fail(link, 0, "nothing got through for %lld ms", (long long)(now_ms - link->carried_ms));
-    return is_loaded;
+    return is_loaded || is_over_loaded;
 }

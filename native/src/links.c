@@ -59,6 +59,7 @@ static void conn_close_lost(pccl_links *links, pccl_conn *conn)
     pccl_event event;
     memset(&event, 0, sizeof event);
     event.kind = PCCL_EVENT_CONNECTION_LOST;
+    event.is_udp = conn->wire->takes_over;
     event.id = event.link = conn->link->id;
     event.system_error = conn->system_error;
     memcpy(event.detail, conn->detail, sizeof event.detail);

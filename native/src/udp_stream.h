@@ -27,6 +27,8 @@
 #ifndef PCCL_UDP_STREAM_H
 #define PCCL_UDP_STREAM_H
 
+#include "pccl_native.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -35,8 +37,7 @@ enum {
     PCCL_UDP_HEADER_BYTES = 24,
     PCCL_UDP_DATAGRAM_BYTES_MIN = 1200, /* any path carries these */
     PCCL_UDP_DATAGRAM_BYTES_MAX = 1472,
-    PCCL_UDP_BUFFER_BYTES_MAX = 32 << 20,
-    PCCL_UDP_SECRET_BYTES = 32
+    PCCL_UDP_BUFFER_BYTES_MAX = 32 << 20
 };
 
 typedef struct pccl_udp_stream pccl_udp_stream;

@@ -8,7 +8,7 @@
  *
  *     wire_tcp.c      a stream socket
  *     wire_shm.c      memory that two processes of one host share
- *     wire_udp.c      a connected datagram socket, for lossy paths; no link uses it yet
+ *     wire_udp.c      a connected datagram socket, for lossy paths
  *     wire_sealed.c   encrypted records over another wire */
 #ifndef PCCL_WIRE_H
 #define PCCL_WIRE_H
@@ -82,6 +82,8 @@ struct pccl_wire {
     uint8_t is_local; /* the other end is on this machine */
     uint8_t yields_to_loss; /* its congestion control takes any loss for congestion */
     uint8_t is_authentic; /* bytes arrive as they were sent: payload needs no checksum */
+    uint8_t takes_over; /* its link's other connections carry nothing meanwhile; the end of the peer's process shows on
+                           them alone */
     const char *broken; /* why, where an error is no system call's */
     size_t held_bytes; /* taken, and not handed to the system */
     uint64_t sent_bytes; /* on the network */
@@ -96,8 +98,9 @@ int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
 int pccl_wire_shm_open(pccl_fd_registry *fds, int fd, pccl_memory *memory, pccl_wire **made);
 
 /* Makes a wire of a connected datagram socket, which it takes, also on failure. The other end does so at the same time,
- * with the same secret, and is no dialer. The wire breaks if no datagram gets through within a second. 0 or PCCL_E_:
- * PCCL_E_SYSTEM also where there is no such wire. */
+ * with the same secret, and is no dialer. The wire breaks if no datagram gets through within a second, or later if
+ * none comes for a second, or for four round trips, while bytes are to be acknowledged. 0 or PCCL_E_: PCCL_E_SYSTEM also
+ * where there is no such wire. */
 int pccl_wire_udp_open(
     pccl_fd_registry *fds, int fd, const uint8_t secret[PCCL_UDP_SECRET_BYTES], int is_dialer, pccl_wire **made);
 

@@ -154,6 +154,7 @@ int pccl_wire_seal(pccl_wire **wire, const pccl_link_keys *keys)
     sealed->wire.type = &sealed_type;
     sealed->wire.is_local = (*wire)->is_local;
     sealed->wire.yields_to_loss = (*wire)->yields_to_loss;
+    sealed->wire.takes_over = (*wire)->takes_over;
     sealed->wire.is_authentic = 1;
     sealed->inner = *wire;
     sealed->records = records;

@@ -45,7 +45,7 @@ enum {
 
 PCCL_STATIC_ASSERT(OUT_BATCH *PCCL_UDP_DATAGRAM_BYTES_MAX < 65000, batch_in_one_datagram);
 
-#define OPEN_NS_MAX INT64_C(1000000000)
+#define SILENT_NS_MAX INT64_C(1000000000)
 #define RETRY_NS INT64_C(1000000)
 #define NS_PER_S INT64_C(1000000000)
 #define COUNTER_FULL (UINT64_MAX - 1)
@@ -58,7 +58,9 @@ typedef struct {
     pccl_poll_entry timer;
     pccl_poll_entry room; /* the event counter */
     pccl_udp_stream *stream;
+    int64_t heard_ns; /* when a datagram came last, or no bytes were to be acknowledged */
     int64_t opened_ns;
+    int64_t looked_ns; /* when datagrams were last asked for */
     int64_t armed_ns; /* INT64_MAX: the timer is off */
     size_t unsent_bytes_max;
     uint8_t is_full; /* the counter is not writable */
@@ -251,6 +253,8 @@ static void udp_pump(udp_wire *udp)
     }
     pccl_udp_stats stats;
     pccl_udp_stream_read_stats(udp->stream, &stats);
+    if (stats.unacked_bytes == 0)
+        udp->heard_ns = now_ns;
     int64_t deadline_ns = is_stuck ? now_ns + RETRY_NS : pccl_udp_stream_deadline_ns(udp->stream);
     udp_arm(udp, udp->has_left ? now_ns : deadline_ns, now_ns);
     if (udp->is_full && !is_stuck && stats.unsent_bytes <= udp->unsent_bytes_max / 2 &&
@@ -291,7 +295,10 @@ static int udp_input(udp_wire *udp, const uint8_t *at, size_t bytes, size_t each
         udp->wire.broken = pccl_udp_stream_input(udp->stream, at, each_bytes, now_ns, &is_foreign);
         if (udp->wire.broken != NULL)
             return -1;
-        udp->wire.received_bytes += is_foreign ? 0 : each_bytes;
+        if (is_foreign)
+            continue;
+        udp->wire.received_bytes += each_bytes;
+        udp->heard_ns = now_ns;
     }
     return 0;
 }
@@ -349,6 +356,10 @@ static int udp_take_batch(udp_wire *udp)
 static size_t udp_copy(udp_wire *udp, const struct iovec *iov, int count, size_t skip)
 {
     size_t copied_bytes = 0;
+    pccl_udp_stats stats;
+    pccl_udp_stream_read_stats(udp->stream, &stats);
+    if (!stats.is_open)
+        return 0; /* a path in one direction is none */
     for (int i = 0; i < count; i++) {
         size_t at = pccl_min_size(skip, iov[i].iov_len);
         skip -= at;
@@ -365,6 +376,20 @@ static size_t udp_copy(udp_wire *udp, const struct iovec *iov, int count, size_t
         }
     }
     return copied_bytes;
+}
+
+/* Nonzero if datagrams do not get through, or no longer. A process that was stopped cannot know. */
+static int udp_is_silent(udp_wire *udp, const pccl_udp_stats *stats)
+{
+    int64_t now_ns = pccl_now_ns();
+    if (now_ns - udp->looked_ns > SILENT_NS_MAX / 2)
+        udp->heard_ns = now_ns;
+    udp->looked_ns = now_ns;
+    int64_t silent_ns_max = 4000 * stats->round_trip_us;
+    if (!stats->is_open)
+        return now_ns - udp->opened_ns > SILENT_NS_MAX;
+    silent_ns_max = silent_ns_max > SILENT_NS_MAX ? silent_ns_max : SILENT_NS_MAX;
+    return stats->unacked_bytes > 0 && now_ns - udp->heard_ns > silent_ns_max;
 }
 
 static ssize_t udp_receive(pccl_wire *wire, const struct iovec *iov, int count)
@@ -389,8 +414,8 @@ static ssize_t udp_receive(pccl_wire *wire, const struct iovec *iov, int count)
     pccl_udp_stream_read_stats(udp->stream, &stats);
     if (wire->broken == NULL && stats.has_ended)
         return 0;
-    if (wire->broken == NULL && !stats.is_open && pccl_now_ns() - udp->opened_ns > OPEN_NS_MAX)
-        wire->broken = "UDP does not get through";
+    if (wire->broken == NULL && udp_is_silent(udp, &stats))
+        wire->broken = stats.is_open ? "UDP no longer gets through" : "UDP does not get through";
     return wire->broken != NULL ? -EPROTO : -EAGAIN;
 }
 
@@ -466,11 +491,11 @@ int pccl_wire_udp_open(
         return PCCL_E_MEMORY;
     }
     udp->wire.type = &udp_type;
-    udp->wire.is_authentic = 1;
+    udp->wire.is_authentic = udp->wire.takes_over = 1;
     udp->fds = fds;
     udp->unsent_bytes_max = PCCL_WIRE_UNSENT_BYTES_MAX;
     udp->armed_ns = INT64_MAX;
-    udp->opened_ns = pccl_now_ns();
+    udp->opened_ns = udp->looked_ns = udp->heard_ns = pccl_now_ns();
     udp->in = malloc((size_t)IN_BATCH * IN_STRIDE);
     udp->stream = pccl_udp_stream_create(secret, is_dialer, udp->opened_ns);
     int status = udp->in != NULL && udp->stream != NULL ? 0 : PCCL_E_MEMORY;

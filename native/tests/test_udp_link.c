@@ -1,36 +1,15 @@
-/* Engines whose connections are UDP wires: the engine opens TCP wires only, so this test links with another
- * pccl_wire_tcp_open (--wrap), which makes a UDP wire of a datagram socket. */
-#include "../src/wire.h" /* tests/ has one, too */
+/* Links with a connection over UDP. */
 #include "trial.h"
 
 #include <arpa/inet.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #if defined(__linux__)
 
-static int has_wrong_secret; /* of the connections made from here on, at one end */
-
-int __real_pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
-int __wrap_pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
-
-int __wrap_pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made)
-{
-    int kind = 0;
-    socklen_t bytes = sizeof kind;
-    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &bytes) != 0 || kind != SOCK_DGRAM)
-        return __real_pccl_wire_tcp_open(fds, fd, made);
-    struct sockaddr_in ends[2];
-    socklen_t sizes[2] = {sizeof ends[0], sizeof ends[1]};
-    if (getsockname(fd, (struct sockaddr *)&ends[0], &sizes[0]) != 0 ||
-        getpeername(fd, (struct sockaddr *)&ends[1], &sizes[1]) != 0)
-        return PCCL_E_SYSTEM;
-    int is_dialer = ntohs(ends[0].sin_port) < ntohs(ends[1].sin_port);
-    uint8_t secret[PCCL_UDP_SECRET_BYTES] = "thirty-two bytes that two share";
-    secret[0] ^= (uint8_t)(has_wrong_secret && is_dialer);
-    return pccl_wire_udp_open(fds, fd, secret, is_dialer, made);
-}
+static int has_wrong_secret; /* at one end of the connections made from here on */
 
 static void pair_udp(int fds[2])
 {
@@ -50,11 +29,24 @@ static void pair_udp(int fds[2])
             stop_test("connect");
 }
 
+static void world_add_udp(world *w, uint32_t a, uint32_t b, const int fds[2])
+{
+    static uint8_t secret[PCCL_UDP_SECRET_BYTES] = "thirty-two bytes that two share";
+    key_pair keys;
+    key_pair_make(&keys);
+    for (int i = 0; i < 2; i++) {
+        secret[0] ^= (uint8_t)has_wrong_secret;
+        if (pccl_engine_link_add_udp(w->nodes[i == 0 ? a : b].engine, link_number(a, b), fds[i], secret, i,
+                tested_encryption ? &keys.ends[i] : NULL) != 0)
+            stop_test("link_add_udp");
+    }
+}
+
 static void world_link_udp(world *w, uint32_t a, uint32_t b)
 {
     int fds[2];
     pair_udp(fds);
-    world_add_connection(w, a, fds[0], b, fds[1]);
+    world_add_udp(w, a, b, fds);
 }
 
 static void world_open_udp(world *w, uint32_t size, unsigned tcp_connections)
@@ -155,7 +147,7 @@ static void frames_on_a_path_that_dies_go_over_tcp(void)
     pair_udp(sinks);
     for (int i = 0; i < 2; i++)
         copies[i] = dup(fds[i]);
-    world_add_connection(&w, 0, fds[0], 1, fds[1]);
+    world_add_udp(&w, 0, 1, fds);
     run_ops(&w, 6);
     for (int i = 0; i < 2; i++)
         cut(copies[i], sinks[i]);
@@ -181,8 +173,65 @@ static void a_peer_that_goes_ends_the_link(void)
     node_close(&w.nodes[1]);
 }
 
+/* A link of one connection of each kind, and copies of the stream's sockets. */
+static void world_open_both(world *w, int copies[2])
+{
+    int fds[2];
+    world_open(w, 2, 0, 1, 0);
+    pair_tcp(fds);
+    for (int i = 0; i < 2; i++)
+        copies[i] = dup(fds[i]);
+    world_add_connection(w, 0, fds[0], 1, fds[1]);
+    world_link_udp(w, 0, 1);
+}
+
+static uint64_t segments_sent(int fd)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0)
+        stop_test("TCP_INFO");
+    return (uint64_t)info.tcpi_segs_out;
+}
+
+static void streams_carry_nothing_while_udp_works(void)
+{
+    enum { SEGMENTS_MAX = 40, TRIES = 50 }; /* acknowledgments */
+    world w;
+    int copies[2];
+    world_open_both(&w, copies);
+    int tries = 0;
+    uint64_t more;
+    do {
+        uint64_t before = segments_sent(copies[0]);
+        run_ops(&w, 6);
+        more = segments_sent(copies[0]) - before;
+    } while (more > SEGMENTS_MAX && ++tries < TRIES);
+    CHECK(tries < TRIES);
+    world_close(&w);
+    for (int i = 0; i < 2; i++)
+        close(copies[i]);
+}
+
+static void a_link_ends_with_its_last_stream(void)
+{
+    world w;
+    int copies[2];
+    world_open_both(&w, copies);
+    run_ops(&w, 4);
+    for (int i = 0; i < 2; i++)
+        shutdown(copies[i], SHUT_RDWR);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        (void)node_wait(&w.nodes[rank], PCCL_EVENT_LINK_LOST, link_number(0, 1));
+    world_close(&w);
+    for (int i = 0; i < 2; i++)
+        close(copies[i]);
+}
+
 int main(void)
 {
+    RUN(streams_carry_nothing_while_udp_works);
+    RUN(a_link_ends_with_its_last_stream);
     RUN(ops_run_over_udp);
     RUN(ops_run_over_udp_beside_tcp);
     RUN(ops_run_over_tcp_where_udp_is_blocked);

@@ -858,6 +858,10 @@ class LinkHello(Message, frozen=True):
     memory: Secret = b""
     """An offer to share memory instead of this connection's stream; empty without one: see
     `runtime.network.shared_memory`."""
+    udp_secret: Secret = b""
+    """An offer to use UDP instead of this connection's stream, to the dialer's `udp_port`; empty without one: see
+    `runtime.network.datagrams`."""
+    udp_port: int = 0
 
 
 class StateHello(Message, frozen=True):
@@ -890,6 +894,8 @@ class Accepted(Message, frozen=True):
     padding_bytes: Padding = 0
     shares_memory: bool = False
     """Whether the acceptor has opened the memory that the dialer offered."""
+    uses_udp: bool = False
+    """Whether the acceptor has opened a socket for the datagrams that the dialer offered."""
 
 
 class Rejected(Message, frozen=True):

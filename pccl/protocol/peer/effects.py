@@ -114,7 +114,7 @@ class MakeLink:
 class AddConnections:
     """Dial `member` to add connections to an established link, and report each with `link_connected`.
 
-    Retry a failed replacement until the link is closed.
+    Retry a failed replacement until the link is closed. If no connection over UDP can be opened, report its loss.
     """
 
     link: int
@@ -123,6 +123,7 @@ class AddConnections:
     indices: range
     is_replacement: bool
     timeout_s: float
+    over_udp: bool = False
 
 
 @dataclass(frozen=True)

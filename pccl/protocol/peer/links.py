@@ -6,9 +6,10 @@ belong to it. The peer with the higher number (accepted later) dials. Link numbe
 *Connections.* The dialer replaces a lost connection. Unless the caller fixes their number, the dialer gives a distant
 link with loss-based congestion control more connections from the start. Either end doubles the number while TCP windows
 limit the link (the bandwidth-delay product is unknown in advance), and quadruples it while losses limit the link on a
-path that is not full (`native/src/growth.h`). With several engine threads, a connection's index assigns it to one
-thread on both sides. Every link begins with one connection per thread. Each thread replaces its own lost connections
-and adds further ones.
+path that is not full (`native/src/growth.h`). A link that loses packets first gets a connection over UDP, which takes
+over from the others while it works (`native/src/wire.h`). With several engine threads, a connection's index assigns it
+to one thread on both sides. Every link begins with one connection per thread. Each thread replaces its own lost
+connections and adds further ones.
 
 A link without connections is lost. If the other end has not noticed yet and still dials, its connections are refused
 until the next view remakes the link.
@@ -44,6 +45,8 @@ LOSSY_CONNECTIONS_MAX = 128
 but never more than `LINK_CONNECTIONS_MAX`."""
 LOSSY_GROWTH = 3
 """Connections added for each existing one if losses limit the link."""
+UDP_TRIES = 3
+"""Number of failed connections over UDP after which the links with a peer stay on TCP."""
 PROBE_CONNECTIONS_MIN = 4
 """Minimum connections of a measurement if links may grow: TCP windows that ops would outgrow must not limit it."""
 GRACE_S = 0.5
@@ -53,12 +56,14 @@ GRACE_S = 0.5
 class Limit(Enum):
     """What limits a link (`native/src/growth.h`)."""
 
+    RECOVERY = auto()
     WINDOWS = auto()
     START = auto()
     LOSS = auto()
 
 
 CAUSES = {
+    Limit.RECOVERY: "losses slow",
     Limit.WINDOWS: "TCP windows limit",
     Limit.START: "a long round trip slows",
     Limit.LOSS: "losses limit",
@@ -82,6 +87,8 @@ class _Link:
     """Engine threads that requested initial connections (`Limit.START`) before the link was up."""
     extras: dict[int, int] = field(default_factory=dict)
     """Connections dialled beyond `connections`, by engine thread."""
+    udp: dict[int, Limit] = field(default_factory=dict)
+    """Engine threads with a connection over UDP, and what it was opened for."""
 
 
 @dataclass
@@ -107,6 +114,7 @@ class Links:
         self._last_link = 0
         self._broken: dict[int, m.LinkLost] = {}
         self._made_in: dict[int, int] = {}
+        self._udp_failures: dict[int, int] = {}
 
     def welcomed(self, own: int, engine_threads: int, peer_timeout_s: float) -> None:
         self._own = own
@@ -154,6 +162,7 @@ class Links:
         self._members = members
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in members}
         self._made_in = {peer: made_in for peer, made_in in self._made_in.items() if peer in members}
+        self._udp_failures = {peer: count for peer, count in self._udp_failures.items() if peer in members}
 
     def prepare(self, relinked: Collection[int]) -> None:
         """Make the links that the view needs, after closing all others and those with `relinked` peers."""
@@ -219,10 +228,13 @@ class Links:
                 self.limited(link, thread, Limit.START)
         return True
 
-    def connection_lost(self, link: int, reason: str, thread: int = 0) -> None:
+    def connection_lost(self, link: int, reason: str, thread: int = 0, over_udp: bool = False) -> None:
         """Replace a broken connection of a link."""
         found = self._find(link)
         if found is None:
+            return
+        if over_udp:
+            self._udp_lost(found, reason, thread)
             return
         text = f"the link with peer {found.peer} continues with one connection fewer: {reason}"
         self._outbox.emit(PeerLog("warning", text, {"other": found.peer}, link))
@@ -230,6 +242,15 @@ class Links:
             self._replace(found, thread)
         else:
             found.lost_early.append(thread)
+
+    def _udp_lost(self, link: _Link, reason: str, thread: int) -> None:
+        """Return to TCP, with the connections for which UDP was to be a substitute."""
+        self._udp_failures[link.peer] = self._udp_failures.get(link.peer, 0) + 1
+        text = f"the link with peer {link.peer} continues over TCP: {reason}"
+        self._outbox.emit(PeerLog("info", text, {"other": link.peer}, link.link))
+        limit = link.udp.pop(thread, Limit.RECOVERY)
+        if limit is not Limit.RECOVERY:
+            self._grow(link, thread, limit)
 
     def limited(self, link: int, thread: int = 0, limit: Limit = Limit.WINDOWS) -> None:
         """Add connections to a link that is limited in an engine thread."""
@@ -239,12 +260,22 @@ class Links:
         if not found.is_up:
             if limit is Limit.START:
                 found.started_early.add(thread)
-            return
-        count = self._growth(found, limit)
-        if count > 0:
-            text = f"{CAUSES[limit]} the link with peer {found.peer}: adding {count} connections to {found.connected}"
+        elif limit not in (Limit.LOSS, Limit.RECOVERY):
+            self._grow(found, thread, limit)
+        elif thread not in found.udp and self._udp_failures.get(found.peer, 0) < UDP_TRIES:
+            found.udp[thread] = limit
+            text = f"{CAUSES[limit]} the link with peer {found.peer}: trying UDP"
             self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
-            self._add(found, thread, count, is_replacement=False)
+            self._add(found, thread, 1, is_replacement=False, over_udp=True)
+        elif thread not in found.udp and limit is Limit.LOSS:
+            self._grow(found, thread, limit)
+
+    def _grow(self, link: _Link, thread: int, limit: Limit) -> None:
+        count = self._growth(link, limit)
+        if count > 0:
+            text = f"{CAUSES[limit]} the link with peer {link.peer}: adding {count} connections to {link.connected}"
+            self._outbox.emit(PeerLog("info", text, {"other": link.peer}))
+            self._add(link, thread, count, is_replacement=False)
 
     def _growth(self, link: _Link, limit: Limit) -> int:
         """Return the number of connections to add in one engine thread."""
@@ -331,7 +362,7 @@ class Links:
         if link.dial:
             self._add(link, thread, 1, is_replacement=True)
 
-    def _add(self, link: _Link, thread: int, count: int, is_replacement: bool) -> None:
+    def _add(self, link: _Link, thread: int, count: int, is_replacement: bool, over_udp: bool = False) -> None:
         member = self._members.get(link.peer)
         if count <= 0 or member is None:
             return
@@ -341,7 +372,8 @@ class Links:
         first = link.connections + (thread - link.connections) % threads + extras * threads
         indices = range(first, first + count * threads, threads)
         timeout_s = LINK_TIMEOUTS * self.peer_timeout_s
-        self._outbox.emit(AddConnections(link.link, member, link.made_in, indices, is_replacement, timeout_s))
+        made_in = link.made_in
+        self._outbox.emit(AddConnections(link.link, member, made_in, indices, is_replacement, timeout_s, over_udp))
 
     def _drop(self, peer: int) -> None:
         link = self._links.pop(peer, None)

@@ -32,6 +32,7 @@ from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
+from pccl.runtime.network.datagrams import Datagrams
 from pccl.runtime.network.handshake import link_keys
 from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.threads.process import number_of
@@ -163,6 +164,18 @@ class Engine:
         self._call(lib.pccl_engines_forget_ops, last, len(uses))
 
     # Links.
+
+    def link_add_udp(self, link: int, index: int, datagrams: Datagrams) -> bool:
+        """Take ownership of a connected datagram socket, the link's connection `index`. Return False if the system
+        lacks what UDP needs."""
+        fd = datagrams.sock.detach()
+        try:
+            keys, handle = link_keys(datagrams.keys), self._open
+        except BaseException:
+            os.close(fd)
+            raise
+        secret, is_dialer = datagrams.secret, datagrams.is_dialer
+        return bool(lib.pccl_engines_link_add_udp(handle, link, index, fd, secret, is_dialer, keys) == lib.PCCL_OK)
 
     def link_add(self, link: int, index: int, fd: int, payload: Keys | SharedMemory | None = None) -> None:
         """Take ownership of a connected socket, the link's connection `index`. Its traffic is encrypted with keys, or

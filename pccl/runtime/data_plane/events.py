@@ -147,6 +147,7 @@ class LinkDegraded:
     reason: str
     thread: int = 0
     """The engine thread of the connection."""
+    over_udp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,7 @@ def _failure_reason(event: Any) -> str:
 
 
 LIMITS = {
+    lib.PCCL_LIMIT_RECOVERY: Limit.RECOVERY,
     lib.PCCL_LIMIT_WINDOWS: Limit.WINDOWS,
     lib.PCCL_LIMIT_START: Limit.START,
     lib.PCCL_LIMIT_LOSS: Limit.LOSS,
@@ -286,7 +288,9 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         link=event.id, thread=event.engine, **{name: getattr(event, name) for name in COUNTERS}
     ),
-    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event), event.engine),
+    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(
+        event.id, _loss_reason(event), event.engine, bool(event.is_udp)
+    ),
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),
     lib.PCCL_EVENT_ENGINE_FAILED: lambda event: EngineFailed(_failure_reason(event)),
 }

@@ -30,6 +30,7 @@ from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, encode, harmless
 from pccl.protocol.names import peer_named
 from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.datagrams import Datagrams
 from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, receive_some, send_bytes
@@ -49,8 +50,8 @@ REMEDY = (
     "interfaces (1420 for WireGuard), or set net.ipv4.tcp_mtu_probing=1"
 )
 
-Payload = Keys | SharedMemory | None
-"""What a connection's payload needs: keys with which it may be encrypted, or memory in which it travels."""
+Payload = Keys | SharedMemory | Datagrams | None
+"""What a connection's payload needs: keys with which it may be encrypted, memory in which it travels, or datagrams."""
 
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
 """Random, so that tunnels cannot compress it."""
@@ -133,9 +134,9 @@ class _PaddingChannel(SocketChannel):
         return body
 
 
-async def accept(sock: trio.socket.SocketType, shares_memory: bool = False) -> None:
+async def accept(sock: trio.socket.SocketType, shares_memory: bool = False, uses_udp: bool = False) -> None:
     count = padding_bytes(sock)
-    await send_bytes(sock, encode(m.Accepted(count, shares_memory)) + _padding[:count])
+    await send_bytes(sock, encode(m.Accepted(count, shares_memory, uses_udp)) + _padding[:count])
 
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
@@ -181,10 +182,9 @@ async def dial(
         attempt.sock, attempt.has_received, attempt.accepted_at, attempt.is_padded = sock, False, None, False
         count = padding_bytes(sock)
         padded = msgspec.structs.replace(opening, padding_bytes=count)
-        memory = None
-        if isinstance(padded, m.LinkHello) and not padded.encrypt:
-            memory = system.share_memory(sock)
-            padded = msgspec.structs.replace(padded, memory=memory.offer if memory is not None else b"")
+        offered = None
+        if isinstance(padded, m.LinkHello):
+            padded, offered = _add_offer(padded, sock, system)
         channel = _PaddingChannel(sock, attempt, count)
         try:
             dialled = await handshake.dial_keyed(channel, token, opening.run, padded, m.PeerAnswer)
@@ -194,15 +194,48 @@ async def dial(
                 while rest:
                     rest = rest[await receive_some(sock, rest) :]
                     attempt.is_padded = True
-                return sock, memory if memory is not None and dialled.answer.shares_memory else dialled.keys
+                return sock, _use_offer(offered, dialled, sock)
             failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         except (ConnectionLost, ProtocolError) as error:
             failures.append(f"{where}: {error}{attempt.remedy}")
+        except OSError as error:
+            failures.append(f"{where}: {error.strerror or error}")
         except BaseException:
-            sock.close()
+            _discard(sock, offered)
             raise
-        sock.close()
+        _discard(sock, offered)
     raise LinkError(f"{peer_named(member.peer, member.name)} at {'; '.join(failures)}")
+
+
+def _add_offer(
+    opening: m.LinkHello, sock: trio.socket.SocketType, system: System
+) -> tuple[m.LinkHello, SharedMemory | Datagrams | None]:
+    if opening.udp_secret:
+        over_udp = system.offer_datagrams(sock, opening.udp_secret)
+        port, secret = (over_udp.port, over_udp.secret) if over_udp is not None else (0, b"")
+        return msgspec.structs.replace(opening, udp_secret=secret, udp_port=port), over_udp
+    memory = None if opening.encrypt else system.share_memory(sock)
+    return msgspec.structs.replace(opening, memory=memory.offer if memory is not None else b""), memory
+
+
+def _use_offer(
+    offered: SharedMemory | Datagrams | None, dialled: handshake.Dialled, sock: trio.socket.SocketType
+) -> Payload:
+    if isinstance(offered, Datagrams) and dialled.answer.uses_udp:
+        offered.sock.connect(sock.getpeername())
+        offered.keys = dialled.keys
+        return offered
+    if isinstance(offered, SharedMemory) and dialled.answer.shares_memory:
+        return offered
+    if offered is not None:
+        offered.close()
+    return dialled.keys
+
+
+def _discard(sock: trio.socket.SocketType, offered: SharedMemory | Datagrams | None) -> None:
+    sock.close()
+    if offered is not None:
+        offered.close()
 
 
 async def dial_within(
@@ -221,8 +254,8 @@ async def dial_within(
     try:
         await dial_link(member, master_host, lambda _: opening, 1, token, take, timeout_s, timeout_s, system)
     except BaseException:
-        for sock, _ in taken:
-            sock.close()
+        for sock, payload in taken:
+            _discard(sock, payload if isinstance(payload, SharedMemory | Datagrams) else None)
         raise
     return taken[0]
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import trio
 
-from pccl.runtime.network import addresses, shared_memory
+from pccl.runtime.network import addresses, datagrams, shared_memory
+from pccl.runtime.network.datagrams import Datagrams
 from pccl.runtime.network.dialing import dial_tcp
 from pccl.runtime.network.heartbeat import HeartbeatThread
 from pccl.runtime.network.shared_memory import SharedMemory
@@ -39,6 +40,16 @@ class System:
         if not _is_within_host(sock):
             raise OSError(errno.EINVAL, "the offer of another host")
         return shared_memory.open_offered(offer)
+
+    def offer_datagrams(self, sock: trio.socket.SocketType, secret: bytes) -> Datagrams | None:
+        """Return a socket for datagrams to the other end of a connection, or None if there can be none."""
+        with suppress(OSError):
+            return datagrams.offer(sock, secret)
+        return None
+
+    def open_datagrams(self, sock: trio.socket.SocketType, secret: bytes, port: int) -> Datagrams:
+        """Return a socket for the datagrams that the other end offers. Raises OSError."""
+        return datagrams.open_offered(sock, secret, port)
 
     def heartbeats(self, timeout_s: float) -> HeartbeatThread:
         return HeartbeatThread(timeout_s)

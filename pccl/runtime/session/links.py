@@ -19,8 +19,9 @@ from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.names import peer_named
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
-from pccl.runtime.network import addresses, handshake, links, probe
+from pccl.runtime.network import addresses, datagrams, handshake, links, probe
 from pccl.runtime.network.accepting import LogLimiter, Unauthenticated, accept_connections
+from pccl.runtime.network.datagrams import Datagrams
 from pccl.runtime.network.shared_memory import SharedMemory
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
 from pccl.runtime.session.driver import Part, Shared
@@ -31,6 +32,7 @@ from pccl.types import Result
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 STANDS_S = 1.0
 """Delay before the loss of a link's connection is logged; it is not logged if the link is closed by then."""
+NO_UDP = "no UDP at one of the two ends"
 REDIAL_S = 1.0
 """Pause before a lost connection is redialed after a failed attempt; it doubles with each attempt."""
 REDIAL_S_MAX = 30.0
@@ -62,7 +64,7 @@ class Outbound(Part):
     ) -> tuple[trio.socket.SocketType, Keys | None]:
         """Return a single connection to another peer. Raises LinkError."""
         sock, payload = await self._dial(member, opening, timeout_s)
-        assert not isinstance(payload, SharedMemory)
+        assert not isinstance(payload, SharedMemory | Datagrams)
         return sock, payload
 
     async def _dial(
@@ -76,6 +78,15 @@ class Outbound(Part):
         with self._driver.taking_over as machine:
             if not machine.link_connected(link) or self._lifetime.is_broken:
                 sock.close()
+                if isinstance(payload, Datagrams):
+                    payload.close()
+                return
+            if isinstance(payload, Datagrams):
+                self._logger.debug("connection %d of link %d travels over UDP", index, link)
+                sock.close()
+                payload.keys = payload.keys if self._options.encrypt else None
+                if not self._engine.link_add_udp(link, index, payload):
+                    machine.connection_lost(link, NO_UDP, index % machine.links.engine_threads, over_udp=True)
                 return
             if isinstance(payload, SharedMemory):
                 self._logger.debug("connection %d of link %d travels in shared memory", index, link)
@@ -122,7 +133,9 @@ class Outbound(Part):
             with self._driver.taking_over as machine:
                 machine.link_failed(effect.link, reason)
 
-    def _hello(self, effect: ps.MakeLink | ps.AddConnections, index: int, count: int) -> m.LinkHello:
+    def _hello(
+        self, effect: ps.MakeLink | ps.AddConnections, index: int, count: int, over_udp: bool = False
+    ) -> m.LinkHello:
         facts = self._driver.facts
         return m.LinkHello(
             m.PROTOCOL_VERSION,
@@ -133,6 +146,7 @@ class Outbound(Part):
             index,
             count,
             encrypt=self._options.encrypt,
+            udp_secret=datagrams.new_secret() if over_udp else b"",
         )
 
     def _add_connections(self, _: Peer, effect: ps.AddConnections) -> None:
@@ -142,7 +156,7 @@ class Outbound(Part):
             self._lifetime.spawn(self._add_connection, effect, index, scope)
 
     async def _add_connection(self, effect: ps.AddConnections, index: int, scope: trio.CancelScope) -> None:
-        hello = self._hello(effect, index, index + 1)
+        hello = self._hello(effect, index, index + 1, effect.over_udp)
         pause_s = REDIAL_S
         with scope:
             while True:
@@ -154,13 +168,21 @@ class Outbound(Part):
                     self.take_connection(effect.link, index, sock, payload)
                     if effect.is_replacement:
                         self._counters.reconnected()
+                    if effect.over_udp and not isinstance(payload, Datagrams):
+                        self._report_no_udp(effect, index, NO_UDP)
                     return
                 peer = effect.member.peer
                 self._logger.info("no additional connection to peer %d: %s", peer, reason, extra={"other": peer})
+                if effect.over_udp:
+                    self._report_no_udp(effect, index, reason)
                 if not effect.is_replacement:
                     return
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, REDIAL_S_MAX)
+
+    def _report_no_udp(self, effect: ps.AddConnections, index: int, reason: str) -> None:
+        with self._driver.taking_over as machine:
+            machine.connection_lost(effect.link, reason, index % machine.links.engine_threads, over_udp=True)
 
     async def _try_links(self, effect: ps.TryLinks) -> None:
         facts = self._driver.facts
@@ -319,11 +341,17 @@ class Inbound(Part):
         if refusal is None and isinstance(opening, m.LinkHello):
             offered = await self._offer(opening)
             if isinstance(offered, int):
+                over_udp = self._open_datagrams(sock, opening, keys)
                 memory = self._open_memory(sock, opening)
-                await links.accept(sock, memory is not None)
-                if memory is None:
-                    await links.until_used(sock)
-                self._outbound.take_connection(offered, opening.index, sock, keys if memory is None else memory)
+                try:
+                    await links.accept(sock, memory is not None, over_udp is not None)
+                    if memory is None and over_udp is None:
+                        await links.until_used(sock)
+                except BaseException:
+                    if over_udp is not None:
+                        over_udp.close()
+                    raise
+                self._outbound.take_connection(offered, opening.index, sock, over_udp or memory or keys)
                 return None
             refusal = offered
         if refusal is None and isinstance(opening, m.StateHello):
@@ -338,6 +366,19 @@ class Inbound(Part):
             return lambda: probe.serve(sock, opening.pulls)
         await send_message(sock, m.Rejected(refusal))
         return None
+
+    def _open_datagrams(
+        self, sock: trio.socket.SocketType, opening: m.LinkHello, keys: Keys | None
+    ) -> Datagrams | None:
+        if not opening.udp_secret:
+            return None
+        try:
+            opened = self._options.system.open_datagrams(sock, opening.udp_secret, opening.udp_port)
+        except OSError as error:
+            self._logger.debug("peer %d sends this one no datagrams: %s", opening.sender, error)
+            return None
+        opened.keys = keys
+        return opened
 
     def _open_memory(self, sock: trio.socket.SocketType, opening: m.LinkHello) -> SharedMemory | None:
         if not opening.memory or self._options.encrypt:

@@ -107,7 +107,9 @@ class Ops:
             events.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
             events.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
             events.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
-            events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
+            events.LinkDegraded: lambda machine, event: machine.connection_lost(
+                event.link, event.reason, event.thread, event.over_udp
+            ),
             events.LinkCounters: lambda _, event: counters.link_counted(event),
             events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread, event.limit),
         }

@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.peer import effects as ps
-from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, Limit
+from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, UDP_TRIES, Limit
 from tests.protocol.peer.rig import ME, Rig, member, of, prepare, said
 
 
@@ -73,10 +73,37 @@ def test_limited_link_doubles_connections(rig: Rig) -> None:
     assert 1 + sum(counts) == GROWN_CONNECTIONS_MAX
 
 
+def udp_fails(rig: Rig, peer: int) -> None:
+    for _ in range(UDP_TRIES):
+        rig.machine.connection_lost(rig.links[peer], "UDP does not get through", over_udp=True)
+    assert of(ps.AddConnections, rig.effects()) == []
+
+
+@pytest.mark.parametrize("limit", [Limit.LOSS, Limit.RECOVERY])
+def test_lossy_link_tries_udp_before_it_grows(rig: Rig, limit: Limit) -> None:
+    rig.machine.links.may_grow = True
+    for _ in range(UDP_TRIES):
+        rig.machine.link_limited(rig.links[1], limit=limit)
+        (tried,) = of(ps.AddConnections, rig.effects())
+        assert (tried.over_udp, len(tried.indices), tried.is_replacement) == (True, 1, False)
+        rig.machine.link_limited(rig.links[1], limit=limit)
+        assert rig.effects() == [], "while UDP is tried, or works"
+        assert rig.machine.link_connected(rig.links[1])
+        rig.machine.connection_lost(rig.links[1], "UDP no longer gets through", over_udp=True)
+        grown = of(ps.AddConnections, rig.effects())
+        assert not any(effect.over_udp for effect in grown)
+        assert bool(grown) == (limit is Limit.LOSS), "more connections help against losses that slow TCP down"
+    rig.machine.link_limited(rig.links[1], limit=limit)
+    assert bool(of(ps.AddConnections, rig.effects())) == (limit is Limit.LOSS)
+    rig.machine.link_limited(rig.links[3], limit=limit)
+    assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [True], "the way to another peer"
+
+
 @pytest.mark.parametrize(("peers", "most"), [(2, 64), (3, 64), (5, 32), (9, 16), (12, 16)])
 def test_lossy_link_grows_to_its_share(peers: int, most: int) -> None:
     rig = Rig(may_grow=True)
     rig.join([1, ME, *range(3, peers + 1)])
+    udp_fails(rig, 1)
     counts = [1]
     for _ in range(8):
         rig.machine.link_limited(rig.links[1], limit=Limit.LOSS)
@@ -90,6 +117,8 @@ def test_lossy_link_grows_to_its_share(peers: int, most: int) -> None:
 
 def test_both_ends_grow_within_the_limit(rig: Rig) -> None:
     rig.machine.links.may_grow = True
+    udp_fails(rig, 1)
+    udp_fails(rig, 3)
     for _ in range(31):
         assert rig.machine.link_connected(rig.links[1])
         assert rig.machine.link_connected(rig.links[3])

@@ -146,6 +146,9 @@ class SimSystem(System):
     def share_memory(self, sock: trio.socket.SocketType) -> None:
         return None
 
+    def offer_datagrams(self, sock: trio.socket.SocketType, secret: bytes) -> None:
+        return None
+
     def heartbeats(self, timeout_s: float) -> HeartbeatThread:
         return cast(HeartbeatThread, SimHeartbeats(timeout_s, self._spawn))
 
