@@ -267,6 +267,17 @@ int pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made)
     return 0;
 }
 
+int pccl_wire_udp_open(
+    pccl_fd_registry *fds, int fd, const uint8_t secret[PCCL_UDP_SECRET_BYTES], int is_dialer, pccl_wire **made)
+{
+    (void)secret;
+    (void)is_dialer;
+    int status = pccl_wire_tcp_open(fds, fd, made);
+    if (status == 0)
+        (*made)->takes_over = 1;
+    return status;
+}
+
 /* Descriptors that wake */
 
 int pccl_wake_open(pccl_wake *wake)

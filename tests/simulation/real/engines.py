@@ -16,12 +16,15 @@ Connections fail by themselves (`ConnectionFaults`), at any byte that is carried
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from pccl.protocol.completion import ranks_of
 from pccl.protocol.peer import effects as ps
+from pccl.runtime.network.datagrams import SECRET_BYTES, Datagrams
 from pccl.types import Result
 from tests.simulation.fast_path import Report
 from tests.simulation.node import Key, Node, Value
@@ -48,6 +51,8 @@ LONG_S = 0.5
 
 ENCRYPTED = 0.2
 """The share of runs whose links are encrypted."""
+OVER_UDP = 0.3
+"""The probability that a connection is one over UDP if it is not its thread's first."""
 LIMITED = 0.1
 """The probability that a connection is held back by its window."""
 RATES = (0.0, 0.0, 0.002, 0.02)
@@ -113,6 +118,7 @@ class RealEngines:
         """By thread: whose caller it is on the fast path."""
         self.ends: dict[int, tuple[Node, Node]] = {}
         """By descriptor: its sender and receiver."""
+        self._over_udp: set[int] = set()
         self._pairs: dict[int, int] = {}
         """By descriptor: that of the other end."""
         self._loans: dict[Key, dict[tuple[str, int], Loan]] = {}
@@ -188,13 +194,19 @@ class RealEngines:
         self._lib.pccl_sim_connect(self._chance.choice(self._capacities), pair)
         self.ends[pair[0]], self.ends[pair[1]] = (node, other), (other, node)
         self._pairs[pair[0]], self._pairs[pair[1]] = pair[1], pair[0]
+        if self._chance.random() < OVER_UDP:
+            self._over_udp.update(pair)
         return {node.name: pair[0], other.name: pair[1]}
 
     def add_connection(self, node: Node, link: int, index: int, fd: int) -> None:
         threads = self.of[node].threads
         threads.set_link_timeout(node.machine.links.timeout_s)
         self._lib.pccl_sim_limit(fd, self._chance.random() < LIMITED)
-        threads.link_add(link, index, fd, self._keys(fd))
+        if fd in self._over_udp and index >= node.machine.links.engine_threads:
+            sock = cast(socket.socket, SimpleNamespace(detach=lambda: fd))
+            threads.link_add_udp(link, index, Datagrams(sock, bytes(SECRET_BYTES), True, self._keys(fd)))
+        else:
+            threads.link_add(link, index, fd, self._keys(fd))
 
     def _keys(self, fd: int) -> tuple[bytes, bytes] | None:
         """The keys for what is sent from a descriptor and for what is received there, where links are encrypted."""

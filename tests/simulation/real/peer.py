@@ -122,7 +122,7 @@ class PeerEngine:
         if isinstance(event, events.LinkDown):
             return [("lost", event.link)]
         if isinstance(event, events.LinkDegraded):
-            return [("connection", event.link, event.thread)]  # type: ignore[list-item]
+            return [("connection", event.link, event.thread, event.over_udp)]  # type: ignore[list-item]
         if isinstance(event, events.LinkLimited):
             return [("limited", event.link, event.thread, event.limit)]  # type: ignore[list-item]
         if isinstance(event, events.OpDetached):
