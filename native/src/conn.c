@@ -382,6 +382,8 @@ const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame)
     if (lost->has_peer_lost_frame)
         return NULL;
     pccl_conn_lose(lost, 0, "given up by the other side");
+    if (link->is_failed)
+        return NULL; /* the last one that does not take over */
     lost->peer_number = frame->connection;
     lost->has_peer_lost_frame = 1;
     if (pccl_conn_acked(lost, frame->frames) != 0)

@@ -8,7 +8,8 @@
  * and fields of frames are then changed, most of them with their checksums made right again: what has a wrong one gets
  * no further than that. Ops are of every collective, algorithm and form that they have, with windows of one segment in
  * half of all streams. A quarter of them are encrypted, and some come after their op has ended. A stream is written to
- * a link of its own, with one connection or two, which is then closed. What must hold:
+ * a link of its own, with one connection or two, some of which take over as UDP does, which is then closed. What must
+ * hold:
  *
  *     the process lives (run it under ASan and UBSan)
  *     the link is lost, its op ends by abort, and its input is as it was
@@ -18,6 +19,7 @@
  *
  * Everything is drawn from the seed. Built with -fsanitize=fuzzer and PCCL_LIBFUZZER defined, the same is done with
  * streams that libFuzzer makes. */
+#include "../src/wire.h" /* tests/ has one, too */
 #include "plans.h"
 #include "records.h"
 #include "tiling.h"
@@ -62,6 +64,19 @@ static uint64_t random_u64(void)
 }
 
 static uint32_t below(uint32_t bound) { return (uint32_t)(random_u64() % bound); }
+
+int __real_pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
+int __wrap_pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made);
+
+static int has_begun; /* after the honest engines' connections */
+
+int __wrap_pccl_wire_tcp_open(pccl_fd_registry *fds, int fd, pccl_wire **made)
+{
+    int status = __real_pccl_wire_tcp_open(fds, fd, made);
+    if (status == 0 && has_begun)
+        (*made)->takes_over = below(4) == 0;
+    return status;
+}
 
 static void require(int condition, const char *what)
 {
@@ -763,6 +778,7 @@ int main(int argc, char **argv)
     printf("fuzz_frame: seed %" PRIu64 "\n", seed);
     fflush(stdout);
     random_state = seed;
+    has_begun = 1;
     play_some(frames_max / 2, &made);
     tested_op_scratch_bytes_max = 0;
     play_some(frames_max, &made);
