@@ -35,7 +35,7 @@ void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_
     growth->asked = PCCL_LIMIT_NONE;
 }
 
-/* Nonzero if the link loses packets on a path that is not full. */
+/* Nonzero if the link loses packets where none queue. */
 static int growth_is_lossy(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
 {
     uint64_t round_trip_us = tick->round_trip_us;
@@ -44,20 +44,22 @@ static int growth_is_lossy(pccl_growth *growth, const pccl_growth_tick *tick, in
             now_ms + round_trips_ms(DRAINING_ROUND_TRIPS_MAX, round_trip_us));
     else if (tick->lost == 0 && now_ms >= growth->drained_ms)
         growth->settled_ms = growth->drained_ms;
-    /* A few connections may have run out of frames, as at the end of an op. */
-    int are_most = tick->count > 0 && 4 * tick->busy >= 3 * tick->count;
-    if (!are_most || round_trip_us < PCCL_FAR_US || now_ms < growth->settled_ms)
+    if (round_trip_us < PCCL_FAR_US || now_ms < growth->settled_ms)
         return 0;
     growth->lost += tick->lost;
     growth->delivered += tick->delivered;
-    return growth->lost > 0 && growth->lost <= growth->delivered / CROWDED_PART;
+    return growth->lost > 0;
 }
 
 enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
 {
     enum pccl_limit limit = PCCL_LIMIT_NONE;
-    if (growth_is_lossy(growth, tick, now_ms))
-        limit = 4 * tick->yielding >= 3 * tick->count ? PCCL_LIMIT_LOSS : PCCL_LIMIT_RECOVERY;
+    if (growth_is_lossy(growth, tick, now_ms)) {
+        /* A few connections may have run out of frames, as at the end of an op. */
+        int are_most = 4 * tick->yielding >= 3 * tick->count;
+        int is_crowded = growth->lost > growth->delivered / CROWDED_PART;
+        limit = are_most && !is_crowded ? PCCL_LIMIT_LOSS : PCCL_LIMIT_RECOVERY;
+    }
     int are_all_windows = tick->count > 0 && tick->by_window == tick->count;
     growth->window_ticks = are_all_windows ? growth->window_ticks + 1 : 0;
     if (growth->window_ticks >= WINDOW_TICKS_MIN)

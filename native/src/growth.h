@@ -10,13 +10,14 @@
  *                (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997). Packets are lost while
  *                round trips are short
  *
- * Other congestion controls bear losses, but TCP still waits for what it sends again (PCCL_LIMIT_RECOVERY): UDP
- * (wire.h) would help, more connections would not.
+ * Other congestion controls bear losses, but TCP still waits for what it sends again (PCCL_LIMIT_RECOVERY): UDP (wire.h)
+ * would help, more connections would not.
  *
  * Where packets queue the path is full, and more connections would only crowd it. What a full queue has dropped is sent
  * again for several round trips, in which the queue drains: until then losses say nothing.
  *
- * A path that drops a part of 1/CROWDED_PART is crowded, too: a short queue shows in no round trip.
+ * A path that drops a part of 1/CROWDED_PART may be crowded, too: a short queue shows in no round trip. More connections
+ * would be wrong then, and UDP is not (PCCL_LIMIT_RECOVERY).
  *
  * After each growth the connections get a few round trips to start in, then the link must show again that it is held
  * back. So at a loss rate that few connections are enough for, few are added. */

@@ -123,17 +123,30 @@ static void losses_that_never_end_are_the_paths_own(void)
     CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_LOSS) > 0);
 }
 
-static void losses_of_a_queue_too_short_to_show_do_not_ask(void)
+static void check_asks_for_udp_alone(path *p, unsigned lost)
 {
-    path p = cubic();
-    CHECK(looks_until_limited(&p, DELIVERED / 10, 50, PCCL_LIMIT_NONE) == 0);
+    CHECK(looks_until_limited(p, lost, 50, PCCL_LIMIT_RECOVERY) == 1);
+    CHECK(looks_until_limited(p, lost, 50, PCCL_LIMIT_NONE) == 0);
 }
 
-static void few_busy_connections_do_not_ask(void)
+static void losses_of_a_queue_too_short_to_show_ask_for_udp_alone(void)
+{
+    path p = cubic();
+    check_asks_for_udp_alone(&p, DELIVERED / 10);
+}
+
+static void few_busy_connections_ask_for_udp_alone(void)
 {
     path p = cubic();
     p.tick.busy = p.tick.yielding = CONNS / 2;
-    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0);
+    check_asks_for_udp_alone(&p, 5);
+}
+
+static void congestion_control_that_bears_losses_asks_for_udp_alone(void)
+{
+    path p = cubic();
+    p.tick.yielding = 0;
+    check_asks_for_udp_alone(&p, 5);
 }
 
 static void short_paths_do_not_ask(void)
@@ -165,8 +178,9 @@ int main(void)
     RUN(losses_ask_though_windows_have_asked_in_vain);
     RUN(losses_of_a_full_queue_do_not_ask);
     RUN(losses_that_never_end_are_the_paths_own);
-    RUN(losses_of_a_queue_too_short_to_show_do_not_ask);
-    RUN(few_busy_connections_do_not_ask);
+    RUN(losses_of_a_queue_too_short_to_show_ask_for_udp_alone);
+    RUN(few_busy_connections_ask_for_udp_alone);
+    RUN(congestion_control_that_bears_losses_asks_for_udp_alone);
     RUN(short_paths_do_not_ask);
     RUN(bbr_asks_for_its_windows_only);
     return check_summary();

@@ -267,8 +267,10 @@ class Links:
             text = f"{CAUSES[limit]} the link with peer {found.peer}: trying UDP"
             self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
             self._add(found, thread, 1, is_replacement=False, over_udp=True)
-        elif thread not in found.udp and limit is Limit.LOSS:
+        elif limit is Limit.LOSS and thread not in found.udp:
             self._grow(found, thread, limit)
+        elif limit is Limit.LOSS:
+            found.udp[thread] = limit
 
     def _grow(self, link: _Link, thread: int, limit: Limit) -> None:
         count = self._growth(link, limit)

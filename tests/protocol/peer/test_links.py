@@ -86,8 +86,9 @@ def test_lossy_link_tries_udp_before_it_grows(rig: Rig, limit: Limit) -> None:
         rig.machine.link_limited(rig.links[1], limit=limit)
         (tried,) = of(ps.AddConnections, rig.effects())
         assert (tried.over_udp, len(tried.indices), tried.is_replacement) == (True, 1, False)
-        rig.machine.link_limited(rig.links[1], limit=limit)
-        assert rig.effects() == [], "while UDP is tried, or works"
+        for later in (Limit.RECOVERY, limit):
+            rig.machine.link_limited(rig.links[1], limit=later)
+            assert rig.effects() == [], "while UDP is tried, or works"
         assert rig.machine.link_connected(rig.links[1])
         rig.machine.connection_lost(rig.links[1], "UDP no longer gets through", over_udp=True)
         grown = of(ps.AddConnections, rig.effects())
@@ -97,6 +98,15 @@ def test_lossy_link_tries_udp_before_it_grows(rig: Rig, limit: Limit) -> None:
     assert bool(of(ps.AddConnections, rig.effects())) == (limit is Limit.LOSS)
     rig.machine.link_limited(rig.links[3], limit=limit)
     assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [True], "the way to another peer"
+
+
+def test_growth_that_is_due_follows_a_failure_of_udp(rig: Rig) -> None:
+    rig.machine.links.may_grow = True
+    for limit in (Limit.RECOVERY, Limit.LOSS):
+        rig.machine.link_limited(rig.links[1], limit=limit)
+    assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [True]
+    rig.machine.connection_lost(rig.links[1], "UDP does not get through", over_udp=True)
+    assert [len(effect.indices) for effect in of(ps.AddConnections, rig.effects())] == [3]
 
 
 @pytest.mark.parametrize(("peers", "most"), [(2, 64), (3, 64), (5, 32), (9, 16), (12, 16)])
