@@ -230,8 +230,8 @@ typedef struct {
  *     LINK_LOST          id: link; system_error or 0; detail
  *     CONNECTION_LOST    the same, of a link that goes on with its other connections; is_udp
  *     LINK_LIMITED       id: link; limit: enum pccl_limit. More connections would let it send faster, or one over UDP:
- *                        those that it has were held back, and not by the network. At most once of each limit for each
- *                        connection that was added
+ *                        those that it has were held back, and not by the network; round_trip_us_min. At most once of
+ *                        each limit for each connection that was added
  *     OP_COMPLETED       id: op. All ranks are done
  *     OP_FROZEN          id: op
  *     LINK_METRICS       id: link; tx_bytes, rx_bytes: its payload so far, on all its connections; full_ms, full_bytes:

@@ -408,6 +408,7 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
             event.kind = PCCL_EVENT_LINK_LIMITED;
             event.id = event.link = link->id;
             event.limit = (int32_t)limit;
+            event.round_trip_us_min = link->round_trip_us;
             pccl_links_post(&core->links, link, &event);
         }
         if (timeout_ms > 0)

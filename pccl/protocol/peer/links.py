@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import METRICS_KEPT_MAX, LinkMetric
@@ -45,6 +45,9 @@ LOSSY_CONNECTIONS_MAX = 128
 but never more than `LINK_CONNECTIONS_MAX`."""
 LOSSY_GROWTH = 3
 """Connections added for each existing one if losses limit the link."""
+UDP_START_S = 0.01
+"""Round trip from which a link whose start TCP slows down begins with UDP. On shorter paths lines are often fast, and
+TCP takes less CPU time."""
 UDP_TRIES = 3
 """Number of failed connections over UDP after which the links with a peer stay on TCP."""
 PROBE_CONNECTIONS_MIN = 4
@@ -53,7 +56,7 @@ GRACE_S = 0.5
 """How much later than this end the other end may begin to make a link, in seconds."""
 
 
-class Limit(Enum):
+class Limit(IntEnum):
     """What limits a link (`native/src/growth.h`)."""
 
     RECOVERY = auto()
@@ -83,8 +86,8 @@ class _Link:
     """Whether these connections are established. From then on, more may be added, and all but the last may break."""
     lost_early: list[int] = field(default_factory=list)
     """Engine threads whose connections were lost before the link was up."""
-    started_early: set[int] = field(default_factory=set)
-    """Engine threads that requested initial connections (`Limit.START`) before the link was up."""
+    started_early: dict[int, float] = field(default_factory=dict)
+    """Engine threads that requested a start (`Limit.START`) before the link was up, and the round trip."""
     extras: dict[int, int] = field(default_factory=dict)
     """Connections dialled beyond `connections`, by engine thread."""
     udp: dict[int, Limit] = field(default_factory=dict)
@@ -224,8 +227,8 @@ class Links:
             found.is_up = True
             for thread in found.lost_early:
                 self._replace(found, thread)
-            for thread in found.started_early:
-                self.limited(link, thread, Limit.START)
+            for thread, round_trip_s in found.started_early.items():
+                self.limited(link, thread, Limit.START, round_trip_s)
         return True
 
     def connection_lost(self, link: int, reason: str, thread: int = 0, over_udp: bool = False) -> None:
@@ -248,29 +251,30 @@ class Links:
         self._udp_failures[link.peer] = self._udp_failures.get(link.peer, 0) + 1
         text = f"the link with peer {link.peer} continues over TCP: {reason}"
         self._outbox.emit(PeerLog("info", text, {"other": link.peer}, link.link))
-        limit = link.udp.pop(thread, Limit.RECOVERY)
-        if limit is not Limit.RECOVERY:
-            self._grow(link, thread, limit)
+        self._grow(link, thread, link.udp.pop(thread, Limit.RECOVERY))
 
-    def limited(self, link: int, thread: int = 0, limit: Limit = Limit.WINDOWS) -> None:
-        """Add connections to a link that is limited in an engine thread."""
+    def limited(self, link: int, thread: int = 0, limit: Limit = Limit.WINDOWS, round_trip_s: float = 0.0) -> None:
+        """Add connections to a link that is limited in an engine thread, or one over UDP."""
         found = self._find(link)
         if found is None or not self.may_grow:
             return
         if not found.is_up:
             if limit is Limit.START:
-                found.started_early.add(thread)
-        elif limit not in (Limit.LOSS, Limit.RECOVERY):
+                found.started_early[thread] = round_trip_s
+            return
+        if limit is Limit.START and not found.dial:
+            return
+        if limit is Limit.WINDOWS or (limit is Limit.START and round_trip_s < UDP_START_S):
             self._grow(found, thread, limit)
-        elif thread not in found.udp and self._udp_failures.get(found.peer, 0) < UDP_TRIES:
+        elif thread in found.udp:
+            found.udp[thread] = max(found.udp[thread], limit)
+        elif self._udp_failures.get(found.peer, 0) < UDP_TRIES:
             found.udp[thread] = limit
             text = f"{CAUSES[limit]} the link with peer {found.peer}: trying UDP"
             self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
             self._add(found, thread, 1, is_replacement=False, over_udp=True)
-        elif limit is Limit.LOSS and thread not in found.udp:
+        else:
             self._grow(found, thread, limit)
-        elif limit is Limit.LOSS:
-            found.udp[thread] = limit
 
     def _grow(self, link: _Link, thread: int, limit: Limit) -> None:
         count = self._growth(link, limit)
@@ -281,8 +285,10 @@ class Links:
 
     def _growth(self, link: _Link, limit: Limit) -> int:
         """Return the number of connections to add in one engine thread."""
+        if limit is Limit.RECOVERY:
+            return 0
         if limit is Limit.START:
-            return (START_CONNECTIONS // len(self._links) - link.connections) // self.engine_threads if link.dial else 0
+            return (START_CONNECTIONS // len(self._links) - link.connections) // self.engine_threads
         by_loss = limit is Limit.LOSS
         most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         factor = LOSSY_GROWTH if by_loss else 1

@@ -194,6 +194,8 @@ class LinkLimited:
     link: int
     thread: int = 0
     limit: Limit = Limit.WINDOWS
+    round_trip_s: float = 0.0
+    """The shortest seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,9 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_REFUSED: lambda event: OpRefused(event.id, text(event.detail)),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
-    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, event.engine, LIMITS[event.limit]),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(
+        event.id, event.engine, LIMITS[event.limit], event.round_trip_us_min / 1e6
+    ),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         link=event.id, thread=event.engine, **{name: getattr(event, name) for name in COUNTERS}
     ),

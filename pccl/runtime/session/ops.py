@@ -111,7 +111,9 @@ class Ops:
                 event.link, event.reason, event.thread, event.over_udp
             ),
             events.LinkCounters: lambda _, event: counters.link_counted(event),
-            events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread, event.limit),
+            events.LinkLimited: lambda machine, event: machine.link_limited(
+                event.link, event.thread, event.limit, event.round_trip_s
+            ),
         }
         self._reports = recorder.noting(reports)
         self.handlers: Handlers = {

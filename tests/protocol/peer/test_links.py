@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.peer import effects as ps
-from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, UDP_TRIES, Limit
+from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX, UDP_START_S, UDP_TRIES, Limit
 from tests.protocol.peer.rig import ME, Rig, member, of, prepare, said
 
 
@@ -98,6 +98,16 @@ def test_lossy_link_tries_udp_before_it_grows(rig: Rig, limit: Limit) -> None:
     assert bool(of(ps.AddConnections, rig.effects())) == (limit is Limit.LOSS)
     rig.machine.link_limited(rig.links[3], limit=limit)
     assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [True], "the way to another peer"
+
+
+def test_far_link_starts_with_udp_and_grows_if_that_fails(rig: Rig) -> None:
+    rig.machine.links.may_grow = True
+    rig.machine.link_limited(rig.links[1], limit=Limit.START, round_trip_s=UDP_START_S)
+    assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [True]
+    rig.machine.connection_lost(rig.links[1], "UDP does not get through", over_udp=True)
+    assert [len(effect.indices) for effect in of(ps.AddConnections, rig.effects())] == [15]
+    rig.machine.link_limited(rig.links[3], limit=Limit.START, round_trip_s=UDP_START_S)
+    assert of(ps.AddConnections, rig.effects()) == [], "peer 3 dials"
 
 
 def test_growth_that_is_due_follows_a_failure_of_udp(rig: Rig) -> None:
