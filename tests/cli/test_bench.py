@@ -6,7 +6,6 @@ import importlib.metadata
 import itertools
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,11 @@ import pytest
 from pccl import MasterNode
 from tests.conftest import Command
 from tests.support.cluster import together
-from tests.support.streams import TIMEOUT_S
+from tests.support.commands import ended
 
 
 def _bench(report: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "pccl", "bench", "--json", str(report), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = ended("bench", "--json", str(report), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(report.read_text())
 
@@ -177,8 +171,7 @@ def test_one_peer_per_host(master: MasterNode, tmp_path: Path) -> None:
 
 def test_hosts_with_different_plans(master: MasterNode) -> None:
     def host(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "pccl", "bench", "--master", master.address, "--peers", "2"]
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S)
+        return ended("bench", "--master", master.address, "--peers", "2", *arguments)
 
     hosts = together([lambda: host(("--memory",)), lambda: host(())])
     assert [done.returncode for done in hosts] == [1, 1]

@@ -19,11 +19,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES_MAX = 1 << 17
+_LOCK = threading.RLock()
 
 
 class Forked(subprocess.Popen[str]):
@@ -65,13 +67,14 @@ class ForkServer:
 
     def fork(self, arguments: Sequence[str], files: Sequence[int]) -> int:
         """Return the process ID of a worker with these standard files, for `Forked`."""
-        _take_in_orphans(True)
-        try:
-            message = json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode()
-            socket.send_fds(self._sock, [message], files)
-            answer = self._sock.recv(MESSAGE_BYTES_MAX)
-        finally:
-            _take_in_orphans(False)
+        message = json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode()
+        with _LOCK:
+            _take_in_orphans(True)
+            try:
+                socket.send_fds(self._sock, [message], files)
+                answer = self._sock.recv(MESSAGE_BYTES_MAX)
+            finally:
+                _take_in_orphans(False)
         assert answer, f"the fork server ended with {self._process.wait()}"
         return int(answer)
 
