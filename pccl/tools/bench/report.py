@@ -80,32 +80,6 @@ class BenchReport(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-class KillPlan(msgspec.Struct, frozen=True):
-    bytes: int = 16 << 20
-    peers: int = 3
-    steps_before: int = 20
-    steps_after: int = 20
-    connections: int = 0
-
-
-class Survivor(msgspec.Struct, frozen=True):
-    """The cost of a peer's loss to one of the remaining peers."""
-
-    rank: int
-    verdict: str
-    """The verdict on the reduce that was in flight."""
-    usual_step_s: float
-    longest_gap_s: float
-
-
-class KillReport(msgspec.Struct, frozen=True):
-    plan: KillPlan
-    survivors: list[Survivor]
-    usual_step_s: float
-    longest_gap_s: float
-    cost_s: float
-
-
 def row(
     world_size: int,
     connections: int,
@@ -227,21 +201,6 @@ def _median(timing: Timing | None) -> str:
 
 def _unless_none(template: str, value: float | None) -> str:
     return "-" if value is None else template.format(value)
-
-
-def kill_table(report: KillReport) -> Table:
-    plan = report.plan
-    table = Table(
-        title=f"SIGKILL of one of {plan.peers} peers reducing {format_bytes(plan.bytes)}",
-        caption=f"usual step {format_seconds(report.usual_step_s)}, longest gap "
-        f"{format_seconds(report.longest_gap_s)}: the loss cost {report.cost_s * 1e3:.1f} ms",
-    )
-    for heading in ("survivor", "interrupted reduce", "usual step", "longest gap"):
-        table.add_column(heading, justify="right")
-    for one in report.survivors:
-        verdict = one.verdict if one.verdict == "commit" else f"abort ({one.verdict})"
-        table.add_row(str(one.rank), verdict, format_seconds(one.usual_step_s), format_seconds(one.longest_gap_s))
-    return table
 
 
 def draw_plot(plan: Plan, rows: Sequence[Row], path: str) -> None:
