@@ -103,7 +103,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before those (default: 3)")
     help_text = "untimed pause before each iteration, as between outer steps (default: 0)"
     option("--pause", dest="pause_s", type=seconds, default=0.0, metavar="S", help=help_text)
-    add_output_options(parser, plots="time and bus bandwidth against size")
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -112,19 +112,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> bool:
-    from pccl.tools.bench.report import BenchReport, draw_plot, print_table, rows_table, this_machine
+    from pccl.tools.bench.report import BenchReport, print_table, rows_table, this_machine
 
     if arguments.master is not None and len(arguments.peers) > 1:
         raise ToolError("--master needs a single number for --peers")
-    check_outputs(arguments.json, arguments.plot)
+    check_outputs(arguments.json)
     console = console_for(arguments.json)
     has_raw_ring = arguments.master is None or RAW_RING in arguments.against
     plan = plan_of(arguments, Plan, rulers=[RAW_RING] * has_raw_ring + [GLOO] * (GLOO in arguments.against))
     rows = _measure(plan, arguments.master, console)
     print_table(rows_table(plan, rows), console)
     write_json(BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows), arguments.json)
-    if arguments.plot is not None:
-        draw_plot(plan, rows, arguments.plot)
     return True
 
 

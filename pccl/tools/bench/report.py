@@ -1,7 +1,7 @@
-"""A benchmark's results: rows, tables, JSON and plots.
+"""A benchmark's results: rows, tables and JSON.
 
-If a dimension of the plan differs between rows, it is a column in the table and a part of the line names in the plot.
-If it is the same in all rows, the title names it unless it has its default.
+If a dimension of the plan differs between rows, it is a column in the table. If it is the same in all rows, the title
+names it unless it has its default.
 """
 
 from __future__ import annotations
@@ -201,34 +201,3 @@ def _median(timing: Timing | None) -> str:
 
 def _unless_none(template: str, value: float | None) -> str:
     return "-" if value is None else template.format(value)
-
-
-def draw_plot(plan: Plan, rows: Sequence[Row], path: str) -> None:
-    """Draw time and bus bandwidth against size, with solid lines for pccl and dashed ones for the raw ring and Gloo."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    panels = figure.subplots(1, 2, sharex=True)
-    lines: dict[str, dict[int, Timing]] = {}
-    for row in rows:
-        named = varying(rows)
-        for name, timing in (("pccl", row.pccl), ("raw ring", row.raw_ring), ("Gloo", row.gloo)):
-            parts = [one.phrase(one.of(row)) for one in named if name == "pccl" or one.field == "peers"]
-            if timing is not None:
-                lines.setdefault(", ".join([name, *parts]), {})[row.bytes] = timing
-    for label, timings in sorted(lines.items()):
-        style = "-" if label.startswith("pccl") else "--"
-        panels[0].plot([*timings], [each.median_s * 1e3 for each in timings.values()], style, marker=".", label=label)
-        panels[1].plot([*timings], [each.bus_bytes_per_s / 1e9 for each in timings.values()], style, marker=".")
-    panels[0].set(ylabel="median time, ms", yscale="log")
-    panels[1].set(ylabel="bus bandwidth, GB/s", ylim=(0, None))
-    sizes = sorted({row.bytes for row in rows})
-    for axes in panels:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45)
-        axes.minorticks_off()
-        axes.set(xlabel="bytes per rank")
-        axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(_title(plan, rows), fontsize="medium")
-    figure.savefig(path, dpi=150)
