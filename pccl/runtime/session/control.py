@@ -233,8 +233,8 @@ class Control(Part):
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
-        """Send the opening and return the answer. A peer in a run accepts a refusal only from a master that has proved
-        that it knows the token."""
+        """Send the opening and return the answer. A peer in a run accepts a refusal only if the master has proved that
+        it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))

@@ -235,8 +235,8 @@ class ClosableStream(ByteStream, Protocol):
 
 
 Connect = Callable[[m.PeerInfo, bool], Awaitable[ClosableStream]]
-"""A function that connects to a donor. If the second argument is true, the donor first sends the digests of all tensors
-that are not loose. Raises LinkError."""
+"""Connects to a donor. If the second argument is true, the donor first sends the digests of all tensors that are not
+loose. Raises LinkError."""
 
 
 class TransferError(Exception):
@@ -301,7 +301,7 @@ class Transfer:
     async def fetch(
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
-        """Bring the tensors to the elected content. A donor may be silent for `patience_s`. Return the failed donors
+        """Fetch the elected content of the tensors. A donor may be silent for `patience_s`. Return the failed donors
         with the reasons. Raises TransferError if no donor is left. After a cancellation, another fetch may follow."""
         self.failures.clear()
         self.patience_s = patience_s

@@ -104,8 +104,8 @@ class SPSAOptions:
     """The options of SPSA, which must be equal on all peers."""
 
     learning_rate: float
-    """The step size. It must be far smaller than with gradients, because the squared norm of the estimate is about that
-    of the gradient times the number of parameters."""
+    """The step size. It must be far smaller than with gradients: the squared norm of the estimate is about the squared
+    norm of the gradient, times the number of parameters."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
