@@ -54,7 +54,8 @@ class ForkServer:
         self.module = module
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The first test to start it may have set a log level, which all later workers would inherit.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_LOG")}
+        ours = ("PCCL_LOG", "PYTHONUNBUFFERED")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.processes.fork_server", str(theirs.fileno()), module],
