@@ -126,7 +126,7 @@ class TensorOffer(Part, frozen=True):
     dtype: str
     shape: list[int]
     loose: bool
-    """Whether its content may differ between peers at the same revision."""
+    """Whether the content of the tensor may differ between peers at the same revision."""
 
 
 class LinkMetric(Part, frozen=True):
@@ -654,7 +654,7 @@ class RecordingRequest(Message, frozen=True):
 
     trace: int
     part: int
-    """The number of the part, from 0; -1 requests only the time."""
+    """The number of the part, starting at 0. A request for part -1 returns only the time."""
     seconds: float = 0.0
     """The age limit for ended ops, link samples and events; 0: none."""
     last: Count = 0

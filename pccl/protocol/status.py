@@ -177,7 +177,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     """The peers of a run that have returned to a restarted master, and the remaining wait for the others; empty if it
     waits for none."""
     hour: Course = Course(1.0, [])
-    """Like `course`, over the last hour in longer steps."""
+    """The same figures as in `course`, over the last hour and at longer intervals."""
     address: str = ""
     """The "host:port" at which new peers can probably reach the master."""
     run_name: str = ""

@@ -37,7 +37,7 @@ class LongWait:
         self.what = what
         self.since = since
         self.is_told = False
-        """Whether a warning was logged, so the end must be logged too."""
+        """Whether a warning was logged. If so, the end of the wait is logged, too."""
         self._due_s = FIRST_S if first_s is None else first_s
         self._every_s = every_s
 

@@ -18,7 +18,7 @@ from pccl.protocol.names import peers_named
 from pccl.types import Result
 
 GATHER_TIMEOUTS = 3.0
-"""Number of peer timeouts after which a waiting peer is dismissed. It may connect again."""
+"""The time, in peer timeouts, after which a waiting peer is dismissed. The peer may connect again."""
 DOUBT_TIMEOUTS = 2.0
 """How many peer timeouts a master with a record waits for a majority."""
 LOG_DELAY_S = 1.0

@@ -579,7 +579,7 @@ class Views:
 
 @dataclass
 class _Count:
-    """For one view, the number of connected peers and how many of their summaries allow the view to be in force."""
+    """Counts for one view: the connected peers, and those among them whose summaries allow the view to be in force."""
 
     here: int = 0
     answered: int = 0

@@ -597,7 +597,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
 ) -> tuple[str, str | None]:
-    """Return a description of a master, and its run, which is "" if it leads none and None if it does not answer."""
+    """Return a description of a master and the name of its run: "" if it leads none, None if it does not answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):

@@ -304,7 +304,8 @@ class ControlConnection(Generic[M]):
         return body
 
     def _require_master(self) -> None:
-        """Raise NoMasterError if the first bytes are not a pccl message, whose length begins with a zero byte."""
+        """Raise NoMasterError unless the first bytes can begin a pccl message. The length of a message begins with a
+        zero byte."""
         first = self._first
         if not first or first[0] == 0:
             return

@@ -80,8 +80,8 @@ class Control(Part):
         self._attending = trio.CancelScope()
         """The scope of the current control connection's task."""
         self._patience: trio.CancelScope | None = None
-        """The scope of the search for a master. Cancelled when a master accepts this peer; its deadline is the end of
-        the search."""
+        """The cancel scope of the search for a master, with the end of the search as its deadline. It is cancelled when
+        a master accepts this peer."""
         self._heard = trio.Event()
         self.handlers = {ps.SeekMaster: self._seek_master}
         self._lifetime.at_end(lambda _: self.answered.set())

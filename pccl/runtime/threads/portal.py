@@ -68,7 +68,7 @@ class _Job:
 
     def __init__(self, jobs: set[_Job]) -> None:
         self._jobs = jobs
-        """The portal's jobs that may have a waiting caller; contains this job from its start to its end."""
+        """The unfinished jobs of the portal, whose callers may wait. A job is in this set from its start to its end."""
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()

@@ -128,7 +128,7 @@ class Synced(msgspec.Struct, tag=True, frozen=True):
 
 
 class SyncFailed(msgspec.Struct, tag=True, frozen=True):
-    """The sync failed with NO_SHARED_STATE_AVAILABLE because all peers that may send were lost."""
+    """The sync failed with NO_SHARED_STATE_AVAILABLE, because all peers that could send the state were lost."""
 
     reason: str
     is_spoiled: bool

@@ -182,7 +182,7 @@ class Membership:
         return admission
 
     def may_rejoin(self, error: Exception) -> bool:
-        """Return whether `rejoin` is the answer to an error of a step."""
+        """Return whether a step should rejoin the run after this error."""
         return isinstance(error, PCCLError) and error.result in LOST and self._rejoin_s > 0
 
     def rejoin(
