@@ -83,7 +83,7 @@ class Admission:
         self.unidentified: dict[int, tuple[str, float]] = {}
         """Connections without a first message, each with its host and start time."""
         self._trials_due_at: dict[int, float] = {}
-        """The newcomers that were evicted for failed links, with the time at which each may try to connect again."""
+        """The newcomers that were evicted for failed links, each with the time of its next attempt to connect."""
         self._broken_sites: dict[str, str] = {}
 
     # Connections without a first message.

@@ -30,7 +30,7 @@ from pccl.protocol.messages import Kind, OpRef, PendingAnswer, SyncOffer, Tensor
 from pccl.types import Result, SharedStateSyncStrategy
 
 OVER_S = 1.0
-"""The time after which an op in which other peers wait ends an are_peers_pending. Peers report an op only after its
+"""The time after which a waiting op of other peers ends an are_peers_pending. Peers report an op only after its
 completion, so the next call of a faster peer may arrive first."""
 
 
@@ -219,8 +219,8 @@ class GroupCalls:
         self._end(waits, f"these calls can never complete: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the group calls of peers that have not launched an op in which the `stuck` peers wait. Return False if
-        there are no such calls."""
+        """End the group calls of peers that have not launched an op of the waiting `stuck` peers. Return False if there
+        are no such calls."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
             return False

@@ -54,7 +54,7 @@ class Master:
         sites_broken_by: str = "",
     ) -> None:
         """Lead a new run if only `state` is given. A takeover (`recovery.take_over`) gives the other arguments:
-        `missed_ends` are the results of ended group calls in which peers still wait; `sites_broken_by` is the reason to
+        `missed_ends` are the results of ended group calls that peers still wait for; `sites_broken_by` is the reason to
         evict the peers of incomplete sites."""
         self.state = state
         """The run's state. Other modules may read it but not change it."""

@@ -30,7 +30,7 @@ from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outb
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""The share of the peer timeout for which a link may be silent. Remaking the link may take as long again."""
+"""The maximum silence of a link, as a share of the peer timeout. Remaking the link may take as long again."""
 LINK_TIMEOUTS = 2.0
 """Number of peer timeouts that making a link may take; the minimum is `LINK_TIMEOUT_S_MIN`."""
 LINK_TIMEOUT_S_MIN = 2.0

@@ -219,7 +219,7 @@ class LongWaits:
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
     def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
-        """Describe the peers for which an op waits, from the latest counters. `awaited` are participants that have not
+        """Describe the peers that an op waits for, from the latest counters. `awaited` are participants that have not
         launched the op; with None, the counters of all ops are used. Thread-safe."""
         waits = self._counters.waits()
         if pair is not None:

@@ -192,9 +192,9 @@ class Buffers:
 
 
 class State:
-    """The shared state. Its lineage names the initial state from which it started, because revisions restart at 0 once
-    no peer holds a state. A peer begins a new lineage after an eviction, and after a failed sync that has overwritten
-    part of its state."""
+    """The shared state. Its lineage names the initial state that it began with, because revisions restart at 0 once no
+    peer holds a state. A peer begins a new lineage after an eviction, and after a failed sync that has overwritten part
+    of its state."""
 
     def __init__(self, peer: int, state_bytes: int) -> None:
         self._peer = peer

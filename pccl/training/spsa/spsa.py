@@ -113,8 +113,8 @@ class SPSAOptions:
     directions: int = 1
     """The number of directions that each peer evaluates in a step, at one byte each."""
     unit: float = 2.0**-12
-    """The unit in which projected gradients are rounded to bytes. They keep full precision from 8 units up and are
-    clipped at 245760 units."""
+    """The unit of the bytes that encode projected gradients. These keep full precision from 8 units up and are clipped
+    at 245760 units."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
 
