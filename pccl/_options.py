@@ -36,15 +36,16 @@ class CommunicatorOptions:
     segment_bytes: int = 0
     """The largest payload of a frame; 0 selects a default that suits most networks."""
     site: str = ""
-    """A name that `site_size` peers share (`pccl.training.Site`). They are admitted together; if one is lost, the
-    others fail with MASTER_CONNECTION_FAILED. Each time a site starts, it needs a new name."""
+    """A name that `site_size` peers share (`pccl.training.Site`). The peers of a site are admitted together, and if one
+    is lost, the others fail with MASTER_CONNECTION_FAILED. A site needs a new name each time it starts."""
     site_size: int = 0
     """The number of peers in the site."""
     master_timeout: float | None = None
     """Seconds to search for a lost master before failing. Default: PCCL_MASTER_TIMEOUT, else 60."""
     place: int | None = None
-    """The rank that this peer requests. Default: PCCL_LAUNCH_INDEX in the environment, which `pccl launch` sets. While
-    all peers of a group request different ranks and are in their order, newcomers are inserted in that order."""
+    """The rank that this peer requests. Default: PCCL_LAUNCH_INDEX in the environment, which `pccl launch` sets.
+    Newcomers are inserted by requested rank as long as all peers of the group have distinct requests and are in that
+    order."""
 
 
 def holder_of(

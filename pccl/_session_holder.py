@@ -112,7 +112,7 @@ class MasterSearch:
         self, address: str, masters: int, attempts_max: int | None, reach_s: float | None, is_bound: bool
     ) -> None:
         """`masters` is the number of addresses in `address`. If `attempts_max` is None, only time bounds the search.
-        The attempts share `reach_s` seconds, after which the search ends if `is_bound`; None means no limit."""
+        The attempts share `reach_s` seconds (None: no limit); if `is_bound`, the search ends after this time."""
         self.standing = f"no answer to a connection yet: {NO_ANSWER_MEANS}"
         """The progress of the current attempt, or the result of the last one."""
         self._attempts = 0
@@ -125,8 +125,8 @@ class MasterSearch:
         """The deadline for a master's answer."""
 
     def begin(self) -> tuple[float, float]:
-        """Begin an attempt. Return the seconds within which each address must accept a connection, and the seconds to
-        search for the leader if a master refers this newcomer elsewhere."""
+        """Begin an attempt. Return two times in seconds: the limit for each address to accept a connection, and the
+        limit for finding the leader when a master refers this newcomer to another one."""
         left_s = max(0.0, self._shared_until - trio.current_time())
         share_s, seek_s = ATTEMPT_S, left_s
         if self._attempts_max is not None:

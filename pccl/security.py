@@ -70,8 +70,8 @@ def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
 
 
 def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
-    """Return the TLS context for the connection to the master, from the argument or from the files named in the
-    environment, or None without TLS. Raise INVALID_ARGUMENT if the files cannot be used."""
+    """Return the TLS context for the connection to the master: the argument, or one made from the files that the
+    environment names, or None without TLS. Raise INVALID_ARGUMENT if the files cannot be used."""
     ca = os.environ.get(CA_VARIABLE)
     if argument is not None or not ca:
         return checked_context(argument, func_name)

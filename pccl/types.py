@@ -96,9 +96,9 @@ class ReduceAlgorithm(IntEnum):
     RING = 0
     """Neighbours in a ring exchange elements in 2 (W - 1) steps. With quantization, a value is rounded W times."""
     DIRECT = 1
-    """All pairs of peers exchange elements in 2 steps, or in 1 for small all-reduces. With quantization, a value is
-    rounded twice. It needs a link between every two peers; groups of up to 16 peers establish these links where the
-    network permits."""
+    """Every two peers exchange elements directly, in 2 steps, or in 1 for small all-reduces. Quantized values are
+    rounded twice. This needs a link between every two peers, which groups of up to 16 peers establish where the network
+    permits."""
 
 
 class DistributionHint(Enum):

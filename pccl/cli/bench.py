@@ -22,7 +22,7 @@ from pccl.tools.report import ToolError, add_output_options, check_outputs, cons
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pccl.tools.bench.report import KillReport, Row
+    from pccl.tools.bench.report import Row
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -103,9 +103,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before those (default: 3)")
     help_text = "untimed pause before each iteration, as between outer steps (default: 0)"
     option("--pause", dest="pause_s", type=seconds, default=0.0, metavar="S", help=help_text)
-    add_output_options(parser, plots="time and bus bandwidth against size")
-    help_text = "instead, reduce 16 MiB in a loop with 3 peers, kill one, and print the cost to the others"
-    option("--kill", action="store_true", help=help_text)
+    add_output_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -114,24 +112,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> bool:
-    from pccl.tools.bench.report import BenchReport, draw_plot, kill_table, print_table, rows_table, this_machine
+    from pccl.tools.bench.report import BenchReport, print_table, rows_table, this_machine
 
-    if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
-        raise ToolError("--master needs a single number for --peers and cannot be used with --kill")
-    check_outputs(arguments.json, arguments.plot)
+    if arguments.master is not None and len(arguments.peers) > 1:
+        raise ToolError("--master needs a single number for --peers")
+    check_outputs(arguments.json)
     console = console_for(arguments.json)
-    if arguments.kill:
-        killed = _measure_kill(arguments)
-        print_table(kill_table(killed), console)
-        write_json(killed, arguments.json)
-        return True
     has_raw_ring = arguments.master is None or RAW_RING in arguments.against
     plan = plan_of(arguments, Plan, rulers=[RAW_RING] * has_raw_ring + [GLOO] * (GLOO in arguments.against))
     rows = _measure(plan, arguments.master, console)
     print_table(rows_table(plan, rows), console)
     write_json(BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows), arguments.json)
-    if arguments.plot is not None:
-        draw_plot(plan, rows, arguments.plot)
     return True
 
 
@@ -146,18 +137,6 @@ def _measure(plan: Plan, master: str | None, console: Console) -> list[Row]:
             rows.append(row)
             status.update(f"measuring: {len(rows)} of {plan.rows} cases")
     return rows
-
-
-def _measure_kill(arguments: argparse.Namespace) -> KillReport:
-    from pccl.tools.bench.local import measure_kill
-    from pccl.tools.bench.report import KillPlan
-
-    if len(arguments.connections) > 1:
-        raise ToolError("--kill needs a single number for --connections")
-    if arguments.against or arguments.memory or arguments.plot is not None:
-        raise ToolError("--kill does not take --against, --memory or --plot")
-    count = arguments.iterations
-    return measure_kill(KillPlan(steps_before=count, steps_after=count, connections=arguments.connections[0]))
 
 
 def _world_size(text: str) -> int:

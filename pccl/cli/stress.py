@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import PlanOptions, plan_of
-from pccl.tools.report import PlanError, add_output_options, check_outputs, console_for, exit_code, write_json
+from pccl.tools.report import add_output_options, check_outputs, console_for, exit_code, write_json
 from pccl.tools.stress.plan import Interval, Plan, parse_interval
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--freeze", "stop peers with SIGSTOP, and continue them later")
     option("--freeze-for", "duration of a freeze in seconds", **interval)
     option("--cut", "break connections between running peers")
-    help_text = "seconds between network partitions of peers and masters, in one direction or both (Linux only)"
-    option("--partition", help_text, **interval)
-    option("--partition-for", "duration of a partition in seconds", **interval)
     help_text = "seconds between kills of the leading master; another is started at its address"
     option("--kill-master-every", help_text, dest="kill_master", **interval)
     option("--standbys", "standby masters, whose addresses all peers know", metavar="N")
@@ -80,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     import secrets
     from contextlib import closing
 
-    from pccl.tools.stress.network import unavailable
     from pccl.tools.stress.report import Display
     from pccl.tools.stress.supervisor import Supervisor
 
@@ -91,8 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
         plan = plan_of(arguments, Plan)
         plan.check()
         check_outputs(arguments.json)
-        if plan.partition is not None and (reason := unavailable()):
-            raise PlanError(f"--partition {reason}")
         with (
             closing(Display(console_for(arguments.json), plan)) as display,
             closing(Supervisor(plan, display)) as supervisor,

@@ -50,7 +50,7 @@ class Device(Protocol):
 
     def write(self, array: Any, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
         """Copy the start of `source` to a range of a contiguous array, in this thread's current stream. Return an event
-        that marks the end of the copy, after which `source` may be reused."""
+        that marks the end of the copy; `source` may be reused after it."""
 
     def follow(self, event: Event) -> None:
         """Make later work in this thread's current stream wait for `event`."""

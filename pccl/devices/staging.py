@@ -52,7 +52,7 @@ class Staging:
     """One launch of an op. Create it in the launching thread, because the copy to the host waits for its stream."""
 
     def __init__(self, device: Device, load: Callable[[], StagedArrays]) -> None:
-        """`load` returns the arrays. It is called when the op begins, because sizes may depend on the group."""
+        """`load` returns the arrays. It is called at the start of the op, because sizes may depend on the group."""
         self._device = device
         self._load = load
         self._arrays: StagedArrays | None = None

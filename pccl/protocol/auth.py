@@ -77,8 +77,8 @@ class KeyExchange(Protocol):
     def public_key(self) -> bytes: ...
 
     def secret(self, theirs: bytes) -> bytearray:
-        """Return the secret shared with the owner of the public key `theirs` (PUBLIC_KEY_BYTES). The caller wipes it.
-        Raises ValueError if it would be zero."""
+        """Return the secret that is shared with the owner of the public key `theirs` (PUBLIC_KEY_BYTES). The caller
+        wipes it. Raises ValueError if it would be zero."""
 
 
 def run_key(token: str, run: str) -> bytes:
@@ -155,8 +155,8 @@ class Dialer:
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
-        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`; if `run` is None, it may name
-        any run. `token` is empty if this side has none, and `exchange` is None if it lacks X25519."""
+        """`nonce` is NONCE_BYTES of fresh randomness. The acceptor must belong to `run`, or to any run if `run` is
+        None. `token` is empty if this side has none; `exchange` is None if this side lacks X25519."""
         assert len(nonce) == NONCE_BYTES
         self._token = token
         self._run = run
@@ -174,7 +174,8 @@ class Dialer:
         return self._payload_keys if self.is_proven else None
 
     def answer(self, challenge: m.Challenge, body: bytes) -> bytes:
-        """Return the frame that answers a Challenge. Raises AuthError if this side must not answer."""
+        """Return the frame that answers an opening, or None if neither side has a token. Raises AuthError if the dialer
+        must be refused."""
         if not self._token:
             raise AuthError(f"it requires a token, but this side has none; {REMEDY}")
         theirs = challenge.auth[NONCE_BYTES:]
@@ -196,7 +197,7 @@ class Dialer:
         self.is_proven = True
 
     def check_answer(self, answer: m.Message) -> None:
-        """Check that the answer to the opening is allowed now. Raises AuthError if a proof or key must come first; a
+        """Check that the answer to the opening may be sent now. Raises AuthError if a proof or key must come first; a
         refusal needs neither."""
         if isinstance(answer, m.Goodbye | m.Rejected):
             return

@@ -38,8 +38,8 @@ def encode(message: Message) -> bytes:
 
 
 class FrameCache:
-    """Encodes a message once even if it has many receivers. The cache keeps every message, so each batch of messages
-    needs its own."""
+    """Encodes a message once for any number of receivers. The cache keeps all messages, so each batch of messages needs
+    its own."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Message, bytes]] = {}

@@ -126,7 +126,7 @@ class TensorOffer(Part, frozen=True):
     dtype: str
     shape: list[int]
     loose: bool
-    """Whether its content may differ between peers at the same revision."""
+    """Whether the content of the tensor may differ between peers at the same revision."""
 
 
 class LinkMetric(Part, frozen=True):
@@ -172,8 +172,8 @@ class Hello(Message, frozen=True):
     site_size: int = 0
     masters: int = 1
     may_found: bool = True
-    """Whether the sender may be the first peer of a new run. A peer with several master addresses first asks all of
-    them for an existing run."""
+    """Whether the sender may be the first peer of a new run. A peer that knows several masters first searches all of
+    them for a run."""
     session: Secret = b""
     master_timeout_s: float = MASTER_TIMEOUT_S
     place: int = -1
@@ -183,8 +183,9 @@ class Hello(Message, frozen=True):
 
 
 class HeartbeatHello(Message, frozen=True):
-    """The only message on a peer's second connection to the master, for heartbeats. After `Accepted`, each side sends
-    a byte several times a second. The peer opens this connection upon Welcome and reopens it whenever it closes."""
+    """The only message on a peer's heartbeat connection, its second connection to the master. After `Accepted`, each
+    side sends a byte several times a second. The peer connects upon Welcome, and again whenever the connection
+    closes."""
 
     protocol: int
     run: str
@@ -210,8 +211,8 @@ class Resume(Message, frozen=True):
 
 
 class Reattach(Message, frozen=True):
-    """The first message on a control connection that continues the session of a broken one. The answer is Reattached,
-    or Rejected if the master does not know the session."""
+    """The first message on a control connection that continues the session of a broken connection. The answer is
+    Reattached, or Rejected if the master does not know the session."""
 
     protocol: int
     session: Secret
@@ -292,8 +293,8 @@ class RecoveryReport(Part, frozen=True):
     """The peer's measurements, the oldest first, each with its age in seconds when the peer sent Resume."""
     secret: Secret = b""
     answered: list[PreparedView] = []
-    """Views newer than `installed` that this peer acknowledged to masters before the one that sent `prepared`, unless
-    a later master has ruled them out."""
+    """The views newer than `installed` that this peer acknowledged to earlier masters, except those that a later master
+    has ruled out. The views of the master that sent `prepared` are not included."""
 
 
 class Vote(Message, frozen=True):
@@ -499,20 +500,20 @@ class Reattached(Message, frozen=True):
 
 
 class PreVoteRequest(Message, frozen=True):
-    """The answer to Resume from a master that leads no run. It can lead the peer's run once a majority of the run's
-    last view has connected, so it asks the peer which views it knows. The peer answers PreVote."""
+    """The answer to Resume from a master that leads no run, but can lead the peer's run once a majority of the last
+    view is connected. It asks for the views that the peer knows; the peer answers PreVote."""
 
 
 class VoteRequest(Message, frozen=True):
-    """A majority has connected, and this master asks to lead the run in this term. The peer answers Vote unless it has
-    already voted in this term or a higher one."""
+    """A majority is connected, and this master asks to lead the run in this term. The peer answers Vote, unless it has
+    voted in this term or a higher one."""
 
     term: int
 
 
 class Resumed(Message, frozen=True):
-    """This master leads the run, and the peer belongs to it. The peer repeats what the last master may not have known:
-    OpsDone, OpFailed, LinkLost, GroupCall."""
+    """This master leads the run, and the peer belongs to it. The peer repeats the messages that the last master may not
+    have received: OpsDone, OpFailed, LinkLost, GroupCall."""
 
     term: int
     peer_timeout_s: float
@@ -541,8 +542,8 @@ class Goodbye(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Stop all ops of this epoch, for example because a peer or link was lost, and report which are done. The answer is
-    FlushReply."""
+    """Stop all ops of this epoch, for example after the loss of a peer or link, and report the ops that are done. The
+    answer is FlushReply."""
 
     flush: int
     epoch: int
@@ -550,7 +551,7 @@ class Flush(Message, frozen=True):
 
 class Prepare(Message, frozen=True):
     """Prepare the next view: make its links, then answer LinksReady. If the epoch of the receiver's group differs from
-    the installed one, its open ops end: those in `commits` are committed, all others are aborted."""
+    the installed one, all its open ops end: those in `commits` are committed, the others aborted."""
 
     view: int
     members: list[PeerInfo]
@@ -564,14 +565,14 @@ class Prepare(Message, frozen=True):
 
 
 class Trial(Message, frozen=True):
-    """Try to connect to these peers. The receiver is either a newcomer that was evicted for failed links and is
-    admitted once it can connect, or an accepted peer without links to these peers. The answer is Tried."""
+    """Try to connect to these peers. The receiver is an accepted peer without links to them, or a newcomer that was
+    evicted for failed links and is admitted once it can connect. The answer is Tried."""
 
     members: list[PeerInfo]
 
 
 class Install(Message, frozen=True):
-    """Install the prepared view. A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and `is_local`,
+    """Install the prepared view. A peer whose ring stays the same keeps its `is_meshed`, `direct_limit` and `is_local`,
     because all peers must execute an op in the same way."""
 
     view: int
@@ -599,8 +600,8 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
-    """Whether a peer that has not launched the op counts it as launched. Set if the peer's group call fails for the
-    same reason, so that its next op with the tag does not fail too."""
+    """Whether the op counts as launched at a peer that has not launched it. Set if a group call of that peer fails for
+    the same reason, so that its next op with the tag succeeds."""
 
 
 class AbortVoteRequest(Message, frozen=True):
@@ -648,11 +649,12 @@ class Probe(Message, frozen=True):
 
 class RecordingRequest(Message, frozen=True):
     """Request one part of the receiver's recording. The answer is RecordingPart. A request for part 0 makes the
-    recording, which is kept until its last part is sent or another trace begins. At most one part is in flight."""
+    recording, which the receiver keeps until it has sent the last part or another trace begins. One request is in
+    flight at a time."""
 
     trace: int
     part: int
-    """The number of the part, from 0; -1 requests only the time."""
+    """The number of the part, starting at 0. A request for part -1 returns only the time."""
     seconds: float = 0.0
     """The age limit for ended ops, link samples and events; 0: none."""
     last: Count = 0

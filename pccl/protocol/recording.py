@@ -84,8 +84,8 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
     link: int
     thread: int
     counters: dict[str, int]
-    """The link's counters: payload bytes in both directions (`tx_bytes`, `rx_bytes`), how long the link held up its ops
-    (`full_ms`), and further counters that the system reports."""
+    """The link's counters: payload bytes in both directions (`tx_bytes`, `rx_bytes`), the time during which the link
+    delayed its ops (`full_ms`), and further counters of the system."""
 
 
 class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -135,8 +135,8 @@ def gaps(recording: Recording) -> Iterator[Gap]:
 
 
 def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
-    """Return a recording reduced to the last `seconds` and the `last` newest ops; 0 means no limit.
-    Ops that have not ended are always included."""
+    """Return a recording reduced to the last `seconds` and the `last` newest ops; 0 means no limit. Unfinished ops are
+    always included."""
     since_ns = recording.taken_ns - int(min(seconds, SPAN_S_MAX) * 1e9) if seconds else 0
     ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]
     if last:

@@ -135,8 +135,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A peer that the others wait for, with the evidence."""
 
     kind: str
-    """"silent": the peer sends no heartbeats; "absent": others wait in a call that it has not made; "straggler": the
-    others wait for it in every step."""
+    """"silent": the peer sends no heartbeats; "absent": other peers wait in a call that this peer has not made;
+    "straggler": the other peers wait for this peer in every step."""
     peer: int
     group: int
     text: str
@@ -165,8 +165,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     losses: list[Loss]
     events: list[Event]
     role: str = "leading"
-    """"leading"; "vacant": the master has no peers yet; "standby": it waits to take over a run; "recovering": it waits
-    for the peers of a run that have lost their master (`recovery`)."""
+    """"leading"; "vacant": without peers so far; "standby": ready to take over a run; "recovering": waiting for the
+    peers of a run that have lost their master (`recovery`)."""
     findings: list[Finding] = []
     """Peers that the others currently wait for, the longest wait first."""
     held: int = 0
@@ -174,10 +174,10 @@ class RunStatus(msgspec.Struct, frozen=True):
     held_for: str = ""
     """What the master waits for before newcomers may start a run, how long it will wait, and how to skip the wait."""
     recovery: str = ""
-    """Which peers of a run have come back to a restarted master, and how long it waits for the others; empty if it
+    """The peers of a run that have returned to a restarted master, and the remaining wait for the others; empty if it
     waits for none."""
     hour: Course = Course(1.0, [])
-    """Like `course`, over the last hour in longer steps."""
+    """The same figures as in `course`, over the last hour and at longer intervals."""
     address: str = ""
     """The "host:port" at which new peers can probably reach the master."""
     run_name: str = ""

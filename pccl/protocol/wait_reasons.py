@@ -32,12 +32,12 @@ class LongWait:
     """The schedule of warnings for one wait. Times are in seconds on any one clock."""
 
     def __init__(self, what: str, since: float, first_s: float | None = None, every_s: float | None = None) -> None:
-        """`what` names the call. Warnings are due after `first_s` and then every `every_s`. By default, the first is
-        due after FIRST_S, and each later one once the wait has grown by the factor GROWTH."""
+        """`what` names the call. Warnings are due after `first_s` and then every `every_s`. By default, the first one
+        is due after FIRST_S, and each further one once the wait has grown by the factor GROWTH."""
         self.what = what
         self.since = since
         self.is_told = False
-        """Whether a warning was logged, so the end must be logged too."""
+        """Whether a warning was logged. If so, the end of the wait is logged, too."""
         self._due_s = FIRST_S if first_s is None else first_s
         self._every_s = every_s
 

@@ -104,8 +104,9 @@ def store_address(these: Nodes, master: str | None, environment: Mapping[str, st
 
 
 def run_name(these: Nodes, given: str | None, master: str | None, script: str, environment: Mapping[str, str]) -> str:
-    """Return the run's name: the given one, else the script's name, which all nodes know, and a random suffix if no
-    other node must know it. Return "", which matches any run, for a running master that may serve other programs."""
+    """Return the run's name: `given`, or else the script's name, plus a random suffix if there are no other nodes,
+    which would have to know it. For a running master, which may serve other programs, return "", which matches any
+    run."""
     known = given if given is not None else environment.get("PCCL_RUN", "")
     if known or (these.count == 1 and master is not None):
         return known
@@ -147,8 +148,8 @@ NOT_PASSED_ON = {"PCCL_MASTER", "PCCL_RUN", "PCCL_LAUNCH_INDEX", "PCCL_LAUNCH_CO
 
 
 def shell_script(first: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return a script that runs `pccl launch` with these arguments, in this directory and with this interpreter. A
-    shell reads it from its standard input, so that no process list shows the token. `first` is the first host."""
+    """Return a shell script that runs `pccl launch` with these arguments, in this directory and with this interpreter.
+    The shell reads it from standard input, so that process lists do not show the token. `first` is the first host."""
     passed_on = {name: value for name, value in environment.items() if name.startswith("PCCL_")}
     exports = {"MASTER_ADDR": first, **{name: passed_on[name] for name in passed_on.keys() - NOT_PASSED_ON}}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
@@ -282,8 +283,8 @@ class Supervisor:
     def _start(
         self, name: str, command: Sequence[str], environment: dict[str, str], colour: int | None, script: bytes = b""
     ) -> Child:
-        """Start a copy of the script with a prefix in `colour`, or the master, whose standard output becomes events.
-        Its standard input is empty or, with `script`, stays open after this text."""
+        """Start a copy of the script, whose output gets a prefix in `colour`, or the master, whose standard output
+        becomes events. The standard input is empty or, with `script`, stays open after this text."""
         child = Child(
             name,
             command,

@@ -1,5 +1,5 @@
-"""A training step on all peers (begin, claim, averages, land, commit, admit, end) and its report; and the base of the
-training classes, which comes back to the run if a step fails because this peer was evicted or lost the master."""
+"""A training step on all peers (begin, claim, averages, land, commit, admit, end), its report, and the base of the
+training classes. The base rejoins the run if a step fails because this peer was evicted or lost the master."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class StepReport:
     admitted: bool
     """Whether newcomers were admitted at the end of the step."""
     rejoined: bool
-    """Whether this peer was evicted, or lost the master, and has come back with the run's state instead of making a
-    step: what it had computed is lost."""
+    """Whether this peer was evicted or lost the master, and has rejoined with the run's state instead of making a step.
+    Its computation is lost."""
     aborted: int
     tx_bytes: int
     rx_bytes: int
@@ -160,8 +160,8 @@ class TrainingLoop(Checkpointed):
 
     @contextmanager
     def _group_step(self, func_name: str, *, rejoins: bool = True) -> Iterator[GroupStep]:
-        """Guard a group call. If this peer was evicted or the master is lost, rejoin, mark the step as `rejoined` and
-        continue behind the `with` block. Raises PCCLError like `Membership.step` and `Membership.rejoin`."""
+        """Guard a group call. If this peer was evicted or has lost the master, rejoin, mark the step as `rejoined` and
+        continue after the `with` block. Raises PCCLError like `Membership.step` and `Membership.rejoin`."""
         step = GroupStep(func_name, self._membership, self._replicated)
         began_s = time.monotonic()
         try:
@@ -177,8 +177,8 @@ class TrainingLoop(Checkpointed):
 
 
 OnNonfinite: TypeAlias = Literal["raise", "skip", "leave out"]
-"""What all peers do if one contributes NaN or infinity: skip the update and raise an error, skip it with a WARNING, or
-average the contributions of the others."""
+"""What all peers do if one of them contributes NaN or infinity: skip the update and raise an error, skip it with a
+WARNING, or average the other contributions."""
 
 
 def checked_on_nonfinite(given: OnNonfinite | None) -> OnNonfinite | None:

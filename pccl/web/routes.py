@@ -44,8 +44,8 @@ def is_no_browser(first: bytes) -> bool:
 
 
 class Hosts:
-    """The names that a server answers to: `bound` is its address, `asked_for` is the user's name for the address, and
-    `names` are additional names."""
+    """The host names of a server: `bound` is its address, `asked_for` is the user's name for the address, and `names`
+    are additional names."""
 
     def __init__(self, bound: str, asked_for: str = "", names: Iterable[str] = ()) -> None:
         address = _address(bound)

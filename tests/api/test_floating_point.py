@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +10,10 @@ from pccl import MasterNode
 from pccl._floating_point import default_environment
 from tests.api import odd_arithmetic
 from tests.api.arithmetic_peer import KINDS
-from tests.processes.fork_server import Forked, fork_server, is_available
+from tests.processes import fork_server
 from tests.support.cluster import WAIT_S, Background, together
 
 MODULE = "tests.api.arithmetic_peer"
-ROOT = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("ddp", "torch_diloco")
 PEERS = [("usual", "before"), ("flush", "after"), ("downward", "before")]
 
@@ -56,22 +53,16 @@ def test_torch_peers_in_any_float_environment_get_the_same_bits(master: MasterNo
     _get_the_same_bits(master, kind)
 
 
-def _process(*arguments: str) -> subprocess.Popen[str] | Forked:
-    if is_available():
-        return fork_server(MODULE).fork(sys.stderr.fileno(), arguments)
-    return subprocess.Popen([sys.executable, "-m", MODULE, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-
 def _get_the_same_bits(master: MasterNode, kind: str) -> None:
-    processes = [_process(environment, when, str(len(PEERS)), kind, master.address) for environment, when in PEERS]
+    same = str(len(PEERS)), kind, master.address
+    processes = [fork_server.start(MODULE, *each, *same, stdout=subprocess.PIPE) for each in PEERS]
     try:
         printed = together([process.stdout.read for process in processes])  # type: ignore[union-attr]
         ends = [process.wait(WAIT_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
-            for pipe in filter(None, (process.stdin, process.stdout)):
-                pipe.close()
+            process.communicate()
     lines = [each.split() for each in printed]
     assert ends == [0] * len(PEERS)
     assert lines[0]

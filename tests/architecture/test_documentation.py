@@ -68,9 +68,8 @@ def _schemas() -> Iterator[type[msgspec.Struct]]:
             yield each
 
 
-@pytest.mark.parametrize("schema", [*_schemas()], ids=lambda schema: schema.__name__)
-def test_wire_format_lists_each_message(schema: type[msgspec.Struct]) -> None:
-    assert " ".join(_row(schema).split()) in WIRE
+def test_wire_format_lists_each_message() -> None:
+    assert not [row for schema in _schemas() if (row := " ".join(_row(schema).split())) not in WIRE]
 
 
 def test_wire_format_lists_the_numbers() -> None:

@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -102,18 +101,21 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _imports(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Yield every import in a file, including those inside functions: line, module, and the imported name, if any."""
+@cache
+def _imports(path: Path) -> list[tuple[int, str, str | None]]:
+    """Return every import in a file, including those inside functions: line, module, and the imported name, if any."""
+    found: list[tuple[int, str, str | None]] = []
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, alias.name, None
+                found.append((node.lineno, alias.name, None))
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
             module = ".".join(filter(None, [base, node.module]))
             for alias in node.names:
-                yield node.lineno, module, alias.name
+                found.append((node.lineno, module, alias.name))
+    return found
 
 
 def _within(module: str, parents: list[str]) -> bool:

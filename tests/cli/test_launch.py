@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 
 from pccl.cli import launch as launch_command
 from pccl.cli import parser
+from tests.conftest import Command
+from tests.support.commands import ended, pccl
 from tests.support.streams import TIMEOUT_S, Lines
 
 PUPPET = """\
@@ -93,12 +95,7 @@ def launch(puppet: str) -> Iterator[Launch]:
 
         def start(*options: str, count: int = 2, stdout: int = subprocess.PIPE) -> Launched:
             address = "{}:{}".format(*listener.getsockname())
-            process = subprocess.Popen(
-                _pccl("launch", "-n", str(count), "--master", address, *options, puppet),
-                stdout=stdout,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            process = pccl("launch", "-n", str(count), "--master", address, *options, puppet, stdout=stdout)
             resources.callback(process.wait)
             resources.callback(process.kill)
             launched = Launched(process, listener)
@@ -109,14 +106,8 @@ def launch(puppet: str) -> Iterator[Launch]:
         yield start
 
 
-def _pccl(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "pccl", *arguments]
-
-
-def _launch_and_wait(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _pccl("launch", "--master", "nowhere:1", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+def _launch_and_wait(*arguments: str, **streams: int) -> subprocess.CompletedProcess[str]:
+    return ended("launch", "--master", "nowhere:1", *arguments, **streams)
 
 
 def _script(directory: Path, text: str) -> str:
@@ -177,16 +168,14 @@ def test_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--fail-fast", "--tolerate-losses", "x.py"], "not allowed with argument --fail-fast"),
     ],
 )
-def test_invalid_options(arguments: list[str], text: str) -> None:
-    done = subprocess.run(_pccl("launch", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
+def test_invalid_options(arguments: list[str], text: str, command: Command) -> None:
+    done = command("launch", *arguments)
     assert done.returncode == 2
     assert text in done.stderr
 
 
-def test_unknown_option_shows_usage_of_launch() -> None:
-    done = subprocess.run(
-        _pccl("launch", "--restarts", "0", "script.py"), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+def test_unknown_option_shows_usage_of_launch(command: Command) -> None:
+    done = command("launch", "--restarts", "0", "script.py")
     assert done.returncode == 2
     assert done.stderr.startswith("usage: pccl launch ")
     assert done.stderr.endswith("pccl launch: error: unrecognized arguments: --restarts\n")
@@ -229,13 +218,7 @@ def test_lines_never_interleave(tmp_path: Path) -> None:
         "        for part in (f'{number} ', index * 50, index * 50, '\\n'):\n"
         "            stream.write(part)\n",
     )
-    done = subprocess.run(
-        _pccl("launch", "--master", "nowhere:1", "-n", "3", script),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = _launch_and_wait("-n", "3", script, stderr=subprocess.STDOUT)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert len(lines) == 3 * 2 * 200
@@ -401,8 +384,8 @@ def test_page(tmp_path: Path) -> None:
         "    comm.barrier()\n",
     )
     seen = tmp_path / "seen"
-    command = _pccl("launch", "-n", "2", "--http", "--fail-fast", script, str(seen))
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    arguments = ("launch", "-n", "2", "--http", "--fail-fast", script, str(seen))
+    with pccl(*arguments, stdout=subprocess.DEVNULL) as process:
         assert process.stderr is not None
         shown = Lines(process.stderr).expect(r"pccl launch: the run's status page is at (http://127\.0\.0\.1:\d+/)")
         with urllib.request.urlopen(shown[1], timeout=TIMEOUT_S) as page:
@@ -419,7 +402,7 @@ def test_master(tmp_path: Path) -> None:
         "socket.create_connection((host, int(port))).close()\n"
         "print(port)\n",
     )
-    done = subprocess.run(_pccl("launch", "-n", "2", script), capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = ended("launch", "-n", "2", script)
     assert done.returncode == 0, done.stderr
     ports = {line.split()[1] for line in done.stdout.splitlines()}
     assert len(ports) == 1
@@ -431,9 +414,7 @@ def test_master(tmp_path: Path) -> None:
 def test_master_cannot_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
-        done = subprocess.run(
-            _pccl("launch", "--listen", address, "-m", "this"), capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        done = ended("launch", "--listen", address, "-m", "this")
     assert done.returncode == 1
     assert done.stdout == ""
     assert "[master] pccl master: " in done.stderr
@@ -469,7 +450,7 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nob
         nodes = []
         for rank, where in ((1, "--master"), (0, "--listen")):
             words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, nobody, str(script))
-            process = subprocess.Popen(_pccl(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            process = pccl(*words)
             resources.callback(process.wait)
             resources.callback(process.kill)
             assert process.stdout is not None
@@ -498,7 +479,7 @@ def test_peer_of_another_launch_is_refused_at_this_launchs_master(tmp_path: Path
         "        sys.exit()\n"
         "sys.exit('it has joined')\n",
     )
-    done = subprocess.run(_pccl("launch", "-n", "1", script), capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = ended("launch", "-n", "1", script)
     assert done.returncode == 0, done.stderr
 
 
@@ -565,10 +546,8 @@ def test_first_host_starts_the_master(tmp_path: Path, ssh_log: Path) -> None:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{held.getsockname()[1]}"
-        command = _pccl(
-            "launch", "--hosts", "127.0.0.1,localhost", "-n", "1", "--listen", listen, "--fail-fast", script
-        )
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        hosts = ("--hosts", "127.0.0.1,localhost", "-n", "1", "--listen", listen)
+        done = ended("launch", *hosts, "--fail-fast", script)
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall(r"met as (script\.py-\w+)", done.stdout))) == 1
     assert sorted(line.partition(" met")[0] for line in done.stdout.splitlines()) == [
@@ -593,7 +572,7 @@ def test_unreachable_host_is_named(tmp_path: Path, ssh_log: Path) -> None:
         (["--hosts=-oProxyCommand=x"], "not a list of host names"),
     ],
 )
-def test_wrong_hosts(options: list[str], reason: str) -> None:
-    done = _launch_and_wait(*options, "script.py")
+def test_wrong_hosts(options: list[str], reason: str, command: Command) -> None:
+    done = command("launch", "--master", "nowhere:1", *options, "script.py")
     assert done.returncode == 2
     assert reason in done.stderr

@@ -24,22 +24,17 @@ from pccl import Communicator, PCCLError
 from pccl.status import run_status
 from tests.conftest import Command
 from tests.support.cluster import Background, ones, together, until
+from tests.support.commands import ended, pccl
 
 TIMEOUT_S = 60.0
 READY = "pccl master listening on "
-
-
-def _pccl(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "pccl", *arguments]
 
 
 @contextmanager
 def _master(listen: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running master and the address that it prints."""
     with ExitStack() as resources:
-        process = subprocess.Popen(
-            _pccl("master", "--listen", listen, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = pccl("master", "--listen", listen, *options)
         resources.enter_context(process)
         resources.callback(process.kill)
         assert process.stdout is not None
@@ -161,7 +156,7 @@ def _has_ipv6() -> bool:
 def test_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
-        done = subprocess.run(_pccl("master", "--listen", address), capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = ended("master", "--listen", address)
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1

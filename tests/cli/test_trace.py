@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from pccl.runtime.master import requests
 from pccl.trace.clocks import shifts
 from tests.conftest import Command
 from tests.support.cluster import Cluster, reduce_once, run_of
+from tests.support.commands import ended
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 OPS = 30
@@ -315,10 +315,8 @@ def test_failed_trace_leaves_former_file(
     assert sorted(os.listdir(tmp_path)) == ["recording.json", "trace.json"]
 
 
-def draw_to(output: str, recording: str, stdout: int | IO[bytes]) -> subprocess.CompletedProcess[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-P", "-m", "pccl", "trace", "--files", recording, "-o", output]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False)
+def draw_to(output: str, recording: str, stdout: int | IO[bytes]) -> subprocess.CompletedProcess[str]:
+    return ended("trace", "--files", recording, "-o", output, stdout=stdout)
 
 
 @pytest.mark.parametrize("output", ["-", "/dev/stdout"])
@@ -326,12 +324,12 @@ def test_stdout_has_only_the_trace(tmp_path: Path, recording: str, output: str) 
     piped = draw_to(output, recording, subprocess.PIPE)
     assert piped.returncode == 0
     assert "traceEvents" in json.loads(piped.stdout)
-    assert b"0 ops" in piped.stderr
+    assert "0 ops" in piped.stderr
     with open(tmp_path / "both", "wb") as file:
         file.write(b"before\n")
         file.flush()
         assert draw_to(output, recording, file).returncode == 0
-    assert (tmp_path / "both").read_bytes() == b"before\n" + piped.stdout
+    assert (tmp_path / "both").read_bytes() == b"before\n" + piped.stdout.encode()
 
 
 @pytest.mark.parametrize("output", ["-", "/dev/full", "trace.json"])
@@ -340,7 +338,7 @@ def test_full_disk(tmp_path: Path, recording: str, output: str) -> None:
         done = draw_to(str(tmp_path / output) if output == "trace.json" else output, recording, full)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert b"cannot be written: No space left on device" in done.stderr
+    assert "cannot be written: No space left on device" in done.stderr
 
 
 def test_invalid_files(command: Command, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def _run(*arguments: str) -> list[str]:
 
 
 def test_shuffle() -> None:
-    lines = sorted(line.partition(" ")[2] for line in _run("-n", "3", "examples/shuffle.py"))
-    assert [line[: len("rank 0 has")] for line in lines] == [f"rank {rank} has" for rank in range(3)]
+    lines = sorted(line.partition(" ")[2] for line in _run("-n", "2", "examples/shuffle.py"))
+    assert [line[: len("rank 0 has")] for line in lines] == ["rank 0 has", "rank 1 has"]
 
 
 def test_hello() -> None:
@@ -88,12 +88,7 @@ def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    command = ["-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt")]
-    lines = _run(*command, "--fragments", "1")
-    # The first outer step has no update, and the last update follows the last step.
-    assert [row[:2] for row in _table(lines)] == [["2", "0"], ["4", "2"], ["6", "2"], ["6", "2"]]
-    assert len(set(_digests(lines))) == 1
-    lines = _run(*command)
+    lines = _run("-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt"))
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
 
@@ -107,16 +102,6 @@ def test_fsdp_diloco_with_torch(tmp_path: Path) -> None:
     digests = _digests(lines)
     assert len(digests) == 2
     assert len(set(digests)) == 1
-
-
-@pytest.mark.slow
-def test_fsdp_diloco_with_torch_resumes(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    command = ["-n", "1", "examples/fsdp_diloco.py", "--inner", "2", "--steps", "2", "--checkpoint", str(tmp_path)]
-    assert [row[0] for row in _table(_run(*command))] == ["2", "4"]
-    # As if a rank had been killed before its last save.
-    (tmp_path / "site-0" / "step-000000002.rank-00001-of-00002.safetensors").unlink()
-    assert [row[0] for row in _table(_run(*command))] == ["4"]
 
 
 @pytest.mark.slow

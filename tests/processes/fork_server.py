@@ -16,66 +16,46 @@ import functools
 import gc
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Sequence
-from typing import IO
+from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES_MAX = 1 << 17
-POLL_S = 0.002
+_LOCK = threading.RLock()
 
 
-def is_available() -> bool:
-    return sys.platform.startswith("linux")
+class Forked(subprocess.Popen[str]):
+    """A process that a server forks; text streams. Without `stdin` and so on, it has those of this process."""
 
+    def __init__(self, server: ForkServer, arguments: Sequence[str] = (), **streams: Any) -> None:
+        """`arguments` are its `sys.argv[1:]`; it has this process's environment and working directory."""
+        self._server = server
+        super().__init__([server.module, *arguments], text=True, **streams)
 
-class Forked:
-    """The part of subprocess.Popen that tests use; `stdin` and `stdout` are text."""
-
-    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
-        self.pid = pid
-        self.stdin = stdin
-        self.stdout = stdout
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        end_s = time.monotonic() + timeout if timeout is not None else float("inf")
-        while (returncode := self.poll()) is None:
-            if time.monotonic() >= end_s:
-                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
-            time.sleep(POLL_S)
-        return returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    def _execute_child(self, args: Sequence[str], *more: Any) -> None:
+        pipes = more[9:15]  # for each of its standard files, the ends to read and to write
+        mine = [own if own != -1 else number for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
+        try:
+            self.pid = self._server.fork(args[1:], mine)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)
 
 
 class ForkServer:
     """This process's server for one module. It ends with this process."""
 
     def __init__(self, module: str) -> None:
-        """Workers run `module.main`."""
+        """Workers run `module.main`, and exit with what it returns."""
+        self.module = module
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The first test to start it may have set a log level, which all later workers would inherit.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_LOG")}
+        ours = ("PCCL_LOG", "PYTHONUNBUFFERED")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.processes.fork_server", str(theirs.fileno()), module],
@@ -86,21 +66,18 @@ class ForkServer:
             )
         atexit.register(self._close)
 
-    def fork(self, stderr: int, arguments: Sequence[str] = ()) -> Forked:
-        """A worker with this process's environment; `arguments` are its `sys.argv[1:]`."""
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
-        _take_in_orphans(True)
-        try:
-            message = json.dumps([list(arguments), dict(os.environ)]).encode()
-            socket.send_fds(self._sock, [message], [theirs_in, theirs_out, stderr])
-            answer = self._sock.recv(MESSAGE_BYTES_MAX)
-        finally:
-            _take_in_orphans(False)
-            os.close(theirs_in)
-            os.close(theirs_out)
+    def fork(self, arguments: Sequence[str], files: Sequence[int]) -> int:
+        """Return the process ID of a worker with these standard files, for `Forked`."""
+        message = json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode()
+        with _LOCK:
+            _take_in_orphans(True)
+            try:
+                socket.send_fds(self._sock, [message], files)
+                answer = self._sock.recv(MESSAGE_BYTES_MAX)
+            finally:
+                _take_in_orphans(False)
         assert answer, f"the fork server ended with {self._process.wait()}"
-        return Forked(int(answer), os.fdopen(ours_in, "w"), os.fdopen(ours_out))
+        return int(answer)
 
     def _close(self) -> None:
         self._sock.close()
@@ -110,6 +87,14 @@ class ForkServer:
 @functools.cache
 def fork_server(module: str) -> ForkServer:
     return ForkServer(module)
+
+
+def start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen[str]:
+    """Start a process that runs `module.main` with these `sys.argv[1:]`: forked, where that is possible."""
+    if sys.platform.startswith("linux"):
+        return Forked(fork_server(module), arguments, **streams)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], text=True, env=environment, **streams)
 
 
 def _take_in_orphans(yes: bool) -> None:
@@ -137,7 +122,8 @@ def _serve(sock: socket.socket) -> bool:
             for number, file in enumerate(files):
                 os.dup2(file, number)
                 os.close(file)
-            sys.argv[1:], environment = json.loads(message)
+            sys.argv[1:], environment, folder = json.loads(message)
+            os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
             return True
@@ -153,4 +139,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     if _serve(socket.socket(fileno=int(sys.argv[1]))):
-        worker_main()
+        sys.exit(worker_main())

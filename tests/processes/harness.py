@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.processes.fork_server import Forked, fork_server, is_available
+from tests.processes import fork_server
 from tests.support.cluster import WAIT_S, until
 
 WORKER = "tests.processes.worker"
@@ -39,24 +39,19 @@ class Worker:
     def __init__(self, within: Sequence[str] = ()) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this does
         self._messages: queue.SimpleQueue[tuple[float, dict[str, Any] | None]] = queue.SimpleQueue()
-        self.process: subprocess.Popen[str] | Forked
-        self.process = (
-            fork_server(WORKER).fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
-        )
+        self.process = self._popen(within)
         self.heard_at_s = 0.0
         """Arrival of the last answer, by time.monotonic."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _popen(self, within: Sequence[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*within, sys.executable, "-P", "-m", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
+        if not within:
+            return fork_server.start(WORKER, **streams)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [*within, sys.executable, "-P", "-m", WORKER]
+        return subprocess.Popen(command, text=True, env=environment, **streams)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import msgspec
-import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
@@ -117,10 +116,9 @@ def test_every_message_has_a_channel() -> None:
     assert spoken == set(m.Message.__subclasses__())
 
 
-@pytest.mark.parametrize("kind", m.Message.__subclasses__())
-def test_messages_are_frozen(kind: type[m.Message]) -> None:
+def test_messages_are_frozen() -> None:
     """Messages are kept, compared and sent to many."""
-    assert kind.__struct_config__.frozen
+    assert not [kind for kind in m.Message.__subclasses__() if not kind.__struct_config__.frozen]
 
 
 def test_group_call_kinds() -> None:

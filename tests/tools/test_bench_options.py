@@ -15,7 +15,7 @@ from pccl import DataType, QuantizationAlgorithm, QuantizationOptions
 from pccl.cli import main
 from pccl.tools.bench.cases import Memory
 from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases, parse_quantization
-from pccl.tools.bench.report import Row, Timing, draw_plot, print_table, rows_table
+from pccl.tools.bench.report import Row, Timing, print_table, rows_table
 from pccl.tools.report import ToolError
 
 MIN_MAX, ZERO_POINT_SCALE = QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE
@@ -124,7 +124,7 @@ def test_plot_without_matplotlib(
     for loaded in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
-    assert main(["bench", "--plot", str(tmp_path / "bench.png")]) == 1
+    assert main(["demo", "--plot", str(tmp_path / "bench.png")]) == 1
     assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
@@ -133,7 +133,7 @@ def test_plot_without_matplotlib(
 )
 def test_invalid_plot_files(name: str, complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["bench", "--plot", str(tmp_path / name)]) == 1
+    assert main(["demo", "--plot", str(tmp_path / name)]) == 1
     assert complaint in capsys.readouterr().err
 
 
@@ -184,18 +184,3 @@ def test_table_fits_80_characters() -> None:
         *("4", "256", "MiB", "123.5", "ms", "987.6", "ms", "12300", "23400"),
         *("123.5", "ms", "100", "123.5", "ms", "1.00", "100", "MiB"),
     ]
-
-
-def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [
-        _row(peers=peers, quantization=quantization, bytes=size)
-        for peers in (2, 4)
-        for quantization in ("none", "cast:bfloat16")
-        for size in (4096, 64 << 20)
-    ]
-    draw_plot(PLAN, rows, str(tmp_path / "plot.svg"))
-    drawn = (tmp_path / "plot.svg").read_text()
-    labels = ["pccl, 2 peers, unquantized", "pccl, 4 peers, cast:bfloat16", "raw ring, 4 peers", "Gloo, 2 peers"]
-    for text in [*labels, "4 KiB", "64 MiB", "median time, ms", "bus bandwidth, GB/s"]:
-        assert f"<!-- {text} -->" in drawn

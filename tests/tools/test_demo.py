@@ -7,15 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Command
+from tests.support.commands import ended, pccl
 
-COMMAND = [sys.executable, "-P", "-m", "pccl", "demo"]
 TIMEOUT_S = 120
 
 
@@ -32,7 +31,7 @@ def _group_is_empty(group: int) -> bool:
 def test_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize, "--json", str(path)]
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = ended("demo", *options)
     assert done.returncode == 0, done.stdout + done.stderr
 
     facts = json.loads(path.read_text())
@@ -58,7 +57,7 @@ def test_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_json_on_stdout() -> None:
     options = ["--peers", "1", "--steps", "1", "--inner-steps", "5", "--no-kill", "--no-join", "--json"]
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = ended("demo", *options)
     assert done.returncode == 0
     facts = json.loads(done.stdout)
     assert facts["unigram_bits"] < facts["end_bits"] < facts["start_bits"], "the threshold fits the length"
@@ -68,7 +67,7 @@ def test_json_on_stdout() -> None:
 @pytest.mark.slow
 def test_page() -> None:
     options = ["--peers", "1", "--steps", "50", "--inner-steps", "5", "--no-kill", "--no-join", "--http"]
-    with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as running:
+    with pccl("demo", *options) as running:
         assert running.stdout is not None
         address = next(line for line in running.stdout if line.startswith("the run's status page is at ")).split()[-1]
         with urllib.request.urlopen(f"{address}status.json", timeout=TIMEOUT_S) as status:
@@ -78,8 +77,7 @@ def test_page() -> None:
 
 
 def test_ctrl_c() -> None:
-    command = [*COMMAND, "--peers", "2", "--steps", "500", "--inner-steps", "5"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = pccl("demo", "--peers", "2", "--steps", "500", "--inner-steps", "5")
     assert running.stdout is not None
     while not running.stdout.readline().strip().startswith("1 "):
         assert running.poll() is None, running.communicate()

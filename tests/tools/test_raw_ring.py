@@ -14,14 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pccl.tools.bench.local import survivor
-from pccl.tools.bench.peer import Step
 from pccl.tools.bench.plan import (
     format_bytes,
     parse_bytes,
 )
 from pccl.tools.bench.raw_ring import RawRing, join_ring
-from pccl.tools.bench.report import Survivor, timing
+from pccl.tools.bench.report import timing
 
 
 @contextmanager
@@ -111,14 +109,6 @@ def test_bandwidths() -> None:
     assert result.p95_s == pytest.approx(2.95)
     assert result.algorithm_bytes_per_s == 400.0
     assert result.bus_bytes_per_s == 600.0
-
-
-def test_kill_report() -> None:
-    def step(start_s: float, end_s: float, verdict: str = "commit") -> Step:
-        return Step(start_s, end_s, verdict)
-
-    steps = [step(0, 1), step(1, 2), step(2, 3), step(3, 3.5, "RANK_CONNECTION_LOST"), step(3.5, 4.5), step(4.5, 5)]
-    assert survivor(1, steps, 3.2) == Survivor(1, "RANK_CONNECTION_LOST", usual_step_s=1.0, longest_gap_s=1.5)
 
 
 @pytest.mark.parametrize(

@@ -4,80 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
-import msgspec
 import pytest
 
 from pccl.tools.report import PlanError
 from pccl.tools.stress.faults import (
-    MASTER,
-    PARTITIONS_AT_ONCE_MAX,
     Action,
     Dismiss,
     Hit,
-    Partition,
-    Partitions,
     Start,
     disturbance,
 )
 from pccl.tools.stress.plan import Interval, Plan, parse_interval
-
-PLAN = Plan(partition=Interval(1, 2), partition_for=Interval(0.5, 3))
-SLOTS = [0, 2, 5, 7]
-
-
-def _partitions(seed: int, count: int = 200) -> list[Partition]:
-    partitions = Partitions(PLAN, Random(seed))
-    made = []
-    for now in range(count):
-        for healed in partitions.heal(now):
-            assert healed not in partitions.active
-        partition = partitions.begin(now, SLOTS)
-        if partition is not None:
-            made.append(partition)
-            assert 0.5 <= partition.seconds <= 3
-            for sender, receiver in partition.blocked:
-                assert sender in partitions.blocked_for(receiver)
-        assert len(partitions.active) <= PARTITIONS_AT_ONCE_MAX
-        assert all(now < partitions.heals_at <= now + 3 for _ in partitions.active)
-    partitions.heal(float("inf"))
-    assert not partitions.active
-    assert not partitions.blocked_for(MASTER)
-    return made
-
-
-def test_partition_kinds() -> None:
-    made = _partitions(1)
-    assert {partition.kind for partition in made} == {"pair", "peer", "master", "half"}
-    assert {len({a in each.island for a, _ in each.blocked}) for each in made} == {1, 2}, "one or both directions"
-    for partition in made:
-        processes = {each for way in partition.blocked for each in way}
-        assert processes <= {*SLOTS, MASTER}
-        if partition.kind == "pair":
-            assert len(processes - {MASTER}) == len(processes) == 2
-        elif partition.kind == "master":
-            assert MASTER in processes
-            assert len(processes) == 2
-        else:
-            assert processes == {*SLOTS, MASTER}
-    assert made == _partitions(1) != _partitions(2)
-
-
-def test_partitions_of_masters() -> None:
-    plan = msgspec.structs.replace(PLAN, standbys=2)
-    masters = {MASTER, MASTER - 1, MASTER - 2}
-    cut_off, sides = set(), set()
-    for seed in range(400):
-        partition = Partitions(plan, Random(seed)).begin(1.0, SLOTS)
-        assert partition is not None
-        here = masters & {each for way in partition.blocked for each in way}
-        if partition.kind == "master":
-            cut_off.add(frozenset(here))
-        elif partition.kind == "peer":
-            assert here == masters
-        elif partition.kind == "half":
-            sides.add(len(masters & partition.island))
-    assert cut_off == {frozenset((master,)) for master in masters} | {frozenset(masters)}
-    assert sides == {0, 1, 2, 3}
 
 
 def _churn(plan: Plan, count: int) -> tuple[list[Action], list[int]]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pccl import MasterNode
-from tests.processes.fork_server import Forked, fork_server, is_available
+from tests.processes import fork_server
 from tests.support.streams import Lines
 
 MODULE = "tests.training.process"
 
 
 class PeerProcess:
-    def __init__(self, process: subprocess.Popen[str] | Forked) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self.process = process
         self.lines = Lines(process.stdout)
@@ -30,19 +28,13 @@ class PeerProcess:
 
 
 @contextmanager
-def started(kind: str, master: MasterNode, number: int, stop: Path) -> Iterator[PeerProcess]:
-    arguments = [kind, master.address, str(number), str(stop)]
-    process: subprocess.Popen[str] | Forked
-    if is_available():
-        process = fork_server(MODULE).fork(2, arguments)
-    else:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-P", "-m", MODULE, *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+def started(
+    kind: str, master: MasterNode, number: int, stop: Path, *more: object, module: str = MODULE
+) -> Iterator[PeerProcess]:
+    arguments = [kind, master.address, *map(str, (number, stop, *more))]
+    process = fork_server.start(module, *arguments, stdout=subprocess.PIPE)
     try:
         yield PeerProcess(process)
     finally:
-        if process.stdin is not None:
-            process.stdin.close()
         process.kill()
         process.wait()

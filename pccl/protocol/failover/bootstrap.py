@@ -50,8 +50,8 @@ def hold_s(
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
-    """Return how many seconds after its start a master starts no run. `has_state` tells whether the
-    master has a state directory, and `idle_s` is the time since the last master used it."""
+    """Return how long after its start a master starts no run, in seconds. `has_state` says whether the master has a
+    state directory; `idle_s` is the time since a master last used it."""
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf
     if not has_state:

@@ -18,7 +18,7 @@ from pccl.protocol.names import peers_named
 from pccl.types import Result
 
 GATHER_TIMEOUTS = 3.0
-"""Number of peer timeouts after which a waiting peer is dismissed. It may connect again."""
+"""The time, in peer timeouts, after which a waiting peer is dismissed. The peer may connect again."""
 DOUBT_TIMEOUTS = 2.0
 """How many peer timeouts a master with a record waits for a majority."""
 LOG_DELAY_S = 1.0
@@ -108,7 +108,7 @@ class Gathering:
         return self.record is None or now < self.doubts_until()
 
     def leads_at(self, majority_at: float) -> float:
-        """Return the time when the run continues without the missing peers: inf if there is no record and the last
+        """Return the time when the run continues without the missing peers, or inf if there is no record and the last
         master may have evicted the connected peers."""
         if not (self.has_rivals or self.record is not None):
             return inf
@@ -127,8 +127,8 @@ class Gathering:
         return following.is_complete or (not needs_majority and all_follow)
 
     def stays_until(self, since: float) -> float:
-        """Return the time until which a peer may stay. It is later while a majority is connected that may continue
-        without the missing peers."""
+        """Return the time until which a peer may stay. It is later if a majority is connected that may continue without
+        the missing peers."""
         leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at)
         return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
 
@@ -184,8 +184,8 @@ class KnownRuns:
         return record
 
     def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
-        """Record that a peer of a run has connected. Return the time since which its peers have connected with at most
-        short breaks and none of them was ever accepted."""
+        """Record that a peer of a run has connected. Return the time since when the run's peers have been connected,
+        apart from short breaks, without one that was ever accepted."""
         since, last = self._unaccepted.pop(run, (now, now))
         if now >= last + BREAK_TIMEOUTS * peer_timeout_s:
             since = now
@@ -198,8 +198,8 @@ class KnownRuns:
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
-        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`
-        means that no run may start yet."""
+        """Return the rejection of a peer that does not belong to the awaited run, or None. `is_waiting` means that no
+        run may start yet."""
         record = self.record
         if record is None or message.masters > 1:
             return None

@@ -69,8 +69,8 @@ class Failover:
         record: RunRecord | None = None,
         persists: bool = False,
     ) -> None:
-        """`run` names the run that may start here; its masters and peers share `secret`. `record` is from an earlier
-        process. Persist effects are returned only if `persists`."""
+        """`run` is the name for a run that starts here, and `secret` is shared by its masters and peers. `record` is
+        from an earlier process. Persist effects are returned only if `persists`."""
         self.options = options or MasterOptions()
         self._known = KnownRuns(record)
         self._persists = persists
@@ -194,8 +194,8 @@ class Failover:
         return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
     def recovery(self, now: float) -> str:
-        """Return which peers of a run have come back to this master and how long it waits for the others, or "" if it
-        waits for none."""
+        """Describe the peers of a run that have returned to this master, and the remaining wait for the others. Return
+        "" if it waits for none."""
         record = self._known.record
         if self.is_leading:
             return ""

@@ -169,9 +169,8 @@ def quorum_of(
     record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Quorum:
-    """Judge whether the connected peers suffice. If they may follow other masters (`has_rivals`), a `record` does not
-    count. With a tally, the time does not depend on the number of peers.
-    """
+    """Judge whether the connected peers suffice. A `record` does not count if the other peers may follow other masters
+    (`has_rivals`). With a tally, the time does not depend on the number of peers."""
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     installed = tally.last_installed()
     if installed is None:
@@ -364,9 +363,8 @@ def take_over(
     now: float,
     name: str,
 ) -> Master:
-    """Return a master that leads this run. `name` is unique to this leader.
-    Its first effects are Persist, and Resumed for all peers that continue.
-    """
+    """Return a master that leads this run. `name` is unique to this leader. The first effects are Persist, and Resumed
+    for all peers that continue."""
     state = _run_state(run, term, options, recovered, survivors, now, name)
     leadership = Leadership(
         state,
@@ -434,8 +432,8 @@ def _run_state(
 
 
 def block(heard: int, term: int, size: int, salt: int) -> int:
-    """Return the number above which a leader allocates numbers. It is above the known number `heard`, in a block of
-    `size` numbers that is unique to the term (modulo TERMS) and the `salt` (modulo SALTS)."""
+    """Return the number above which a new leader allocates numbers. It exceeds the known number `heard` and starts a
+    block of `size` numbers that is unique to the term (modulo TERMS) and the `salt` (modulo SALTS)."""
     period = SALTS * TERMS * size
     begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
     return begin if begin > heard else begin + period
@@ -581,7 +579,7 @@ class Views:
 
 @dataclass
 class _Count:
-    """For one view, the number of connected peers and how many of their summaries allow the view to be in force."""
+    """Counts for one view: the connected peers, and those among them whose summaries allow the view to be in force."""
 
     here: int = 0
     answered: int = 0
@@ -589,8 +587,8 @@ class _Count:
 
 @dataclass
 class SummaryTally(Generic[S]):
-    """The last summary of each peer, with incremental counts, so that the cost of a judgement does not depend on the
-    number of peers. Tallies may share `views`. If two views have the same number, the first counts."""
+    """The last summary of each peer, with counts that are updated incrementally, so that a decision costs the same for
+    any number of peers. Tallies may share `views`. Of two views with the same number, the first counts."""
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)
@@ -648,7 +646,7 @@ class SummaryTally(Generic[S]):
             del self._counts[key]
 
     def _leaves_open(self, peer: int, summary: S, view: int) -> bool:
-        """Return whether this peer's summary allows a view to be in force: the peer has acknowledged the view, or the
+        """Return whether a view may be in force according to this peer's summary: the peer has acknowledged it, or the
         view keeps the peer's ring and the peer knows no newer view."""
         told = _prepared_views(summary)
         if any(each.view >= view for each in told):

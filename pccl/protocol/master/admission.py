@@ -83,7 +83,7 @@ class Admission:
         self.unidentified: dict[int, tuple[str, float]] = {}
         """Connections without a first message, each with its host and start time."""
         self._trials_due_at: dict[int, float] = {}
-        """Newcomers that were evicted for failed links, each with the time when it may try to connect again."""
+        """The newcomers that were evicted for failed links, each with the time of its next attempt to connect."""
         self._broken_sites: dict[str, str] = {}
 
     # Connections without a first message.
@@ -181,8 +181,8 @@ class Admission:
 
     @property
     def admissible(self) -> list[int]:
-        """The pending peers that can be admitted: they have sent a heartbeat and are neither absent nor on trial, and
-        the same is true of their whole site."""
+        """The pending peers that can be admitted: they have sent a heartbeat, are neither absent nor on trial, and the
+        same is true of all peers of their site."""
         state = self._state
         alive = [
             member
@@ -262,7 +262,7 @@ class Admission:
                 self._broken_sites[site] = reason
 
     def to_evict(self) -> Iterator[tuple[int, str]]:
-        """Yield each peer of a site that has lost a peer, with the reason. The caller must evict each peer before it
+        """Yield the peers of sites that have lost a peer, with the reason. The caller must evict each peer before it
         requests the next."""
         while self._broken_sites:
             site, reason = self._broken_sites.popitem()

@@ -30,8 +30,8 @@ from pccl.protocol.messages import Kind, OpRef, PendingAnswer, SyncOffer, Tensor
 from pccl.types import Result, SharedStateSyncStrategy
 
 OVER_S = 1.0
-"""Time after which an op that others wait in ends are_peers_pending. A peer reports an op only after it has completed
-it, so a faster peer's next call may arrive before that report."""
+"""The time after which a waiting op of other peers ends an are_peers_pending. Peers report an op only after its
+completion, so the next call of a faster peer may arrive first."""
 
 
 class GroupCalls:
@@ -219,7 +219,7 @@ class GroupCalls:
         self._end(waits, f"these calls can never complete: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the group calls of peers that have not launched the op in which `stuck` peers wait. Return False if there
+        """End the group calls of peers that have not launched an op of the waiting `stuck` peers. Return False if there
         are no such calls."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
@@ -380,8 +380,9 @@ def elect(
     floor: int | None,
     lost: Sequence[tuple[int, str]] = (),
 ) -> Elected | NotElected:
-    """Elect one of a group's offers, keyed by peer number (lower: accepted earlier). `incumbents` took part in the last
-    sync, which elected revision `floor`; `lost` lists the most recently lost peers with the reasons."""
+    """Elect one of a group's offers, keyed by peer number; lower numbers were accepted earlier. `incumbents` took part
+    in the last sync, which elected revision `floor`. `lost` lists the peers that were lost most recently, with the
+    reasons."""
     assert offers
     difference = _schema_difference(offers)
     if difference is not None:

@@ -112,8 +112,8 @@ class LinkFailures:
         state.stop(group)
 
     def ops_committed(self, group: Group) -> None:
-        """Record that ops completed in a group during this epoch: reset its links' failure counts to 0, or to 1 for
-        links that broke at the end of the epoch."""
+        """Reset the failure counts of a group's links, because ops completed in this epoch: to 1 for links that broke
+        at the end of the epoch, to 0 for all others."""
         for pair in topology.linked_pairs(group.ring).intersection(self._relinks) if self._relinks else ():
             if pair in self._relink:
                 self._relinks[pair] = 1
@@ -131,7 +131,7 @@ class LinkFailures:
     # The stages of a view.
 
     def give_up_worn(self) -> bool:
-        """Once all flushes are answered, drop links that broke too often, or evict peers if a ring needs the links
+        """Once all flushes are answered, drop the links that broke too often, or, if a ring needs them, evict peers
         (rule 1). Return whether peers were evicted."""
         needed: dict[Pair, str] = {}
         for pair, reason in self._worn.items():
@@ -188,8 +188,8 @@ class LinkFailures:
         return True
 
     def _are_settled(self, pairs: Iterable[Pair], failed: Collection[Pair]) -> bool:
-        """Return whether, for each pair, the dialer has reported the outcome or the other end has reported that the
-        link is up. Once the dialer has given up, the other end is not waited for."""
+        """Return whether the outcome of each pair is known: the dialer has reported it, or the other end has reported
+        that the link is up. A dialer that gives up settles its pair."""
         awaiting = self._state.change.awaiting_ready
         return all(
             high not in awaiting or (low, high) in self._given_up or (low not in awaiting and (low, high) not in failed)

@@ -155,8 +155,8 @@ class Liveness:
         return is_kept or peer not in state.change.awaiting_ready
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Return whether this master has lost most accepted peers and most of all peers that ever sent a heartbeat.
-        The peer `but_of` counts as lost."""
+        """Return whether this master has lost most accepted peers, and most of all peers that ever sent a heartbeat.
+        `but_of` counts as lost."""
         lost: Counter[bool] = Counter()
         heard = 0
         for peer, member in self._state.members.items():

@@ -53,9 +53,9 @@ class Master:
         missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
-        """Lead a new run if only `state` is given. The other arguments are for a takeover (`recovery.take_over`):
-        `missed_ends` are the results of ended group calls that peers still wait in, and `sites_broken_by` is the reason
-        to evict the peers of incomplete sites."""
+        """Lead a new run if only `state` is given. A takeover (`recovery.take_over`) gives the other arguments:
+        `missed_ends` are the results of ended group calls that peers still wait for; `sites_broken_by` is the reason to
+        evict the peers of incomplete sites."""
         self.state = state
         """The run's state. Other modules may read it but not change it."""
         self.leadership = leadership or Leadership(state)
@@ -326,8 +326,8 @@ class Master:
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """Admit waiting peers if no accepted peer can call update_topology. Peers in a ring that an earlier master
-        announced are accepted by the view in progress."""
+        """Admit waiting peers if there is no accepted peer that can call update_topology. The view in progress accepts
+        peers in a ring that an earlier master announced."""
         if not self._has_nobody:
             return False
         waiting = self.admission.admissible

@@ -33,8 +33,8 @@ class OpVerdicts:
         abort_deadlocked: Callable[[Group, OpRef, OpenAbortVote], None],
         may_be_meshed: Callable[[Group], bool],
     ) -> None:
-        """`committed` is called for each group that commits ops, and `abort_deadlocked` after an abort vote due to a
-        deadlock. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
+        """`committed` is called for each group that commits ops. `abort_deadlocked` is called after an abort vote that
+        a deadlock caused. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
         self._state = state
         self._evict = evict
         self._committed = committed
@@ -122,7 +122,7 @@ class OpVerdicts:
         self.renew_if_full(group)
 
     def abort(self, group: Group, op: OpRef, code: int, reason: str, without: Collection[int] = frozenset()) -> None:
-        """Abort an op on all its participants. `without` are peers that have not launched it and whose group calls fail
+        """Abort an op on all its participants. The peers in `without` have not launched it, and their group calls fail
         for the same reason."""
         if not group.ledger.decide(op):
             return

@@ -264,8 +264,8 @@ class ViewStages:
         change.unaware = set(listed) - affected
         self._announce(listed, relink)
         state.introduced = set(listed)
-        # The verdicts are kept until the install: a newcomer has none of these ops, and a peer that receives the
-        # verdicts twice (after a further loss) has already ended them.
+        # Keep the verdicts until the install. Newcomers have none of these ops, and a peer that receives the verdicts
+        # twice, after a further loss, has already ended the ops.
         self._liveness.suspect_cut()  # peers that are remaking their links are not observers
 
     def _take_in(self, peers: Iterable[int]) -> None:

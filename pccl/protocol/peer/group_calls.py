@@ -60,7 +60,7 @@ class GroupCalls:
         self._waiting: deque[_Call] = deque()
         self._outcomes: dict[str, m.GroupCallOutcome] = {}
         self._admission: int | None = None
-        """Number of the last update_topology whose view was installed before the call's result arrived."""
+        """The number of the last update_topology whose view was installed before its result arrived."""
         self.joined_after = 0
         """Number of the last group call that ended before this peer was accepted."""
         self.synced: tuple[int, int] | None = None

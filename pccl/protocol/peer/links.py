@@ -31,7 +31,7 @@ from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outb
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout that a link may be silent. An attempt to remake the link may take as long again."""
+"""The maximum silence of a link, as a share of the peer timeout. Remaking the link may take as long again."""
 LINK_TIMEOUTS = 2.0
 """Number of peer timeouts that making a link may take; the minimum is `LINK_TIMEOUT_S_MIN`."""
 LINK_TIMEOUT_S_MIN = 2.0
@@ -41,8 +41,8 @@ GROWN_CONNECTIONS_MAX = 16
 START_CONNECTIONS = 32
 """Initial connections of all distant links together, if the links request them (`native/src/growth.h`)."""
 LOSSY_CONNECTIONS_MAX = 128
-"""Largest total number of connections of links limited by losses. Each link may always have `GROWN_CONNECTIONS_MAX`,
-but never more than `LINK_CONNECTIONS_MAX`."""
+"""The maximum number of connections of all links whose speed losses limit. Any link may have `GROWN_CONNECTIONS_MAX`,
+and none has more than `LINK_CONNECTIONS_MAX`."""
 LOSSY_GROWTH = 3
 """Connections added for each existing one if losses limit the link."""
 UDP_START_S = 0.01

@@ -186,7 +186,7 @@ class Peer:
             self._outbox.send(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
-        """Return an incoming connection's link number, or the reason to refuse it, or None to ask again after the
+        """Return the link number of an incoming connection, the reason to refuse it, or None to ask again after the
         master's next message, which may introduce the peer."""
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 

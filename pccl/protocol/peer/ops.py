@@ -106,8 +106,8 @@ class Ops:
         return True
 
     def plain_start(self) -> SubmitOp | None:
-        """Return the submission of an op of the whole group, without its number, tag and use count, or None if such an
-        op could take another course. `pair_start` turns it into a point-to-point op."""
+        """Return the submission of an op of the whole group, without number, tag and use count. Return None if such an
+        op might need the machine. `pair_start` turns the submission into that of a point-to-point op."""
         view = self._view
         if view is None or not self._may_start or len(view.ring) < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -249,7 +249,8 @@ class Ops:
             self._outbox.emit(EndOp(op.op, code is Result.SUCCESS))
 
     def _commit(self, op: Op) -> None:
-        """Commit an op that all participants have completed."""
+        """Commit an op that all participants have completed, even while ops are stopped, unless this peer has promised
+        not to commit it."""
         assert op.ref is not None
         del self._undecided[op.ref]
         self.known_verdicts.commit(op.ref)
@@ -546,8 +547,8 @@ def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
 
 
 def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
-    """Return the submission, with number, tag and use count 0, of an op of the whole group that completes without the
-    master. Return None if a link is missing."""
+    """Return the submission of an op of the whole group that completes without the master, with number, tag and use
+    count 0. Return None if a link is missing."""
     start = submission(view, Op(0, 0, 0.0, is_mutual=True), OpRef(0, 0), link_to)
     return None if start.links.count(0) > 1 else start
 

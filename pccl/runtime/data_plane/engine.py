@@ -78,8 +78,8 @@ class Engine:
         self._handle = handle
         self._threads = threads
         self._views = [self._new_path(number) for number in range(threads)]
-        """The threads' fast paths, through which even a closed engine can be queried. No Python lock is taken, as
-        a signal handler that closes the communicator might interrupt the lock's holder."""
+        """The threads' fast paths. Even a closed engine can be queried through them. They take no Python lock, because
+        a signal handler that closes the communicator might interrupt the holder."""
 
     def divide(self, threads: int) -> None:
         """Set the number of threads, before links and ops exist. On OSError the engine is unchanged."""
@@ -179,7 +179,7 @@ class Engine:
 
     def link_add(self, link: int, index: int, fd: int, payload: Keys | SharedMemory | None = None) -> None:
         """Take ownership of a connected socket, the link's connection `index`. Its traffic is encrypted with keys, or
-        travels in memory that is shared with the process at the other end."""
+        goes through memory that is shared with the process at the other end."""
         try:
             native_keys = link_keys(None if isinstance(payload, SharedMemory) else payload)
             if self._handle == ffi.NULL:

@@ -179,7 +179,7 @@ class LinkCounters:
     unheard_ops: int = 0
     """Number of ops that the peer has not announced here."""
     inbound_ops: int = 0
-    """Number of ops that lack data sent or forwarded by the peer."""
+    """The number of ops that wait for data which the peer sends or forwards."""
     undone_ops: int = 0
     """Number of ops that are done here but lack the peer's DONE."""
 

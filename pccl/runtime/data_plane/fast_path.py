@@ -49,7 +49,8 @@ COUNT_SAFE = BYTES_MAX // 8
 
 
 class _Tag:
-    """A tag with an op on the fast path. The op in flight has claimed the tag, so only its caller uses this object."""
+    """A tag with an op on the fast path. The op in flight has claimed the tag, so only the op's caller uses this
+    object."""
 
     __slots__ = ("is_suited", "request", "uses")
 
@@ -145,8 +146,8 @@ class FastPath:
         return list(self._running.values())
 
     def run(self, op: PendingOp, waits: bool = True) -> bool:
-        """Run a new op whose tag the caller has claimed. Return False if the op must be launched by the session.
-        Otherwise the op is over, belongs to the session or, if `waits` is false, has been started."""
+        """Run a new op whose tag the caller has claimed. Return False if the session must launch the op. Otherwise the
+        op is over, belongs to the session or, without `waits`, has been started."""
         opening, spec = self._opening, op.spec
         assert spec is not None
         if opening is None or spec.source is not None:

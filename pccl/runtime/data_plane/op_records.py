@@ -62,8 +62,8 @@ def name_of(row: Row) -> Name:
 
 
 def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int]) -> list[int] | None:
-    """Return some of the peers that may not have launched the op in flight with this tag: at least one if any are
-    missing. Return None if it is the only op in flight or has no record."""
+    """Return peers that may not have launched the op in flight with this tag, at least one if any have not. Return None
+    if this is the only op in flight or has no record."""
     open_rows = [row for row in rows if not row.ended_ns]
     found = [row for row in open_rows if (row.epoch, row.tag) == (epoch, tag)]
     if not found or len(found) == len(open_rows):

@@ -35,8 +35,8 @@ class OpRequest:
         self.native.key.group = group
 
     def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers, op: int, tag: int) -> bool:
-        """Fill in the request with this op number and tag. Return False if only the memory differs from the last op;
-        this takes a tenth of the time."""
+        """Set the op number and the tag of the request. Return False if only the memory differs from that of the last
+        op, which takes a tenth of the time."""
         kind = (
             spec.collective,
             buffers.count,
@@ -65,8 +65,8 @@ class OpRequest:
         return True
 
     def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
-        """Fill in the request; `buffers` replace those of `spec`. Raises ValueError if the algorithm needs missing
-        links, and ValueError or RootLostError as in `Placement.place` and `Root.rank_in`."""
+        """Fill in the request; `buffers` replace those of `spec`. Raises ValueError if a link that the algorithm needs
+        is missing, and ValueError or RootLostError like `Placement.place` and `Root.rank_in`."""
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
         self._launch, self._kind = None, ()

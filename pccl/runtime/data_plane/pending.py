@@ -74,8 +74,8 @@ class PendingOp:
         """The participants, once the op has started."""
         self.rank = 0
         self.join: Callable[[], tuple[bool, int, int]] | None = None
-        """A function that waits at most a few milliseconds for the end of an op on the fast path, and returns whether
-        the op has succeeded and the numbers of bytes sent and received. None for other ops."""
+        """Waits at most a few milliseconds for the end of an op on the fast path. It returns whether the op has
+        succeeded, and the numbers of bytes sent and received. None for other ops."""
         self.is_released = False
         """Whether pccl has stopped reading and writing the caller's arrays."""
         self._over = Latch()
@@ -154,8 +154,8 @@ class PendingOp:
         return self.result is not None and self.result.code is not Result.SUCCESS
 
     def reclaim(self) -> None:
-        """Wait until the caller owns the arrays again: unchanged, or with the result if the op was committed first.
-        This waits for the engine but not for the network."""
+        """Wait until the arrays belong to the caller again, either unchanged or, if the op was committed first, with
+        the result. This waits for the engine but not for the network."""
         if not self.is_released:
             self._session.ask_for_release(self)
             self._session.wait_for_release(self)
@@ -202,8 +202,8 @@ class PendingOp:
             _wake(self._wakers)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the op is over, in the thread that ends it, or immediately if it is already over.
-        The callback must neither wait nor raise. Thread-safe."""
+        """Call `callback` once, in the thread that ends the op, or immediately if the op is over. The callback must
+        neither wait nor raise. Thread-safe."""
         self._callbacks.append(callback)
         if self._over.is_set():
             self._call_back()

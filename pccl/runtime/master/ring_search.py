@@ -56,8 +56,8 @@ class _Links:
 
 
 def best_ring(problem: RingProblem) -> list[int]:
-    """Return the peers of the problem's ring in the best order found, starting with the same peer. The given order is
-    kept unless another is strictly better."""
+    """Return the peers of the problem's ring in the best order found, starting with the same peer. The given order
+    stays unless another one is strictly better."""
     ring = list(problem.ring)
     if len(ring) < 3 or len(ring) > SEARCHED_PEERS_MAX:
         return ring
@@ -124,8 +124,8 @@ def _price(links: _Links, order: Sequence[int]) -> Price:
 
 
 def _exact(links: _Links) -> list[int]:
-    """Return the optimal order. A known link's weight is its latency; an unknown link outweighs all latencies, and an
-    unreachable link outweighs all unknown ones."""
+    """Return the optimal order. The weight of a known link is its latency. An unknown link outweighs all latencies, and
+    an unreachable link outweighs all unknown ones."""
     unknown = LATENCY_S_MAX * (links.count + 1)
     unreachable = unknown * (links.count + 1)
     weights = np.where(links.grades == UNREACHABLE, unreachable, links.latencies)
@@ -146,8 +146,9 @@ def _exact(links: _Links) -> list[int]:
 
 
 def _least_cycle(weights: npt.NDArray[np.float64]) -> tuple[float, list[int]]:
-    """Return the cost and order of the cheapest directed cycle through all nodes; the cost is inf if there is none.
-    Held-Karp: for all sets by size, find the cheapest path from the last node through the set to each member."""
+    """Return the cost and the order of the cheapest directed cycle through all nodes, or the cost inf if there is no
+    cycle. Held-Karp: for each set of nodes, by size, find the cheapest path from the last node through the set to each
+    member."""
     rest = len(weights) - 1
     between, first, last = weights[:rest, :rest], weights[rest, :rest], weights[:rest, rest]
     cheapest = np.full((1 << rest, rest), np.inf)
@@ -233,8 +234,8 @@ def _greedy(grades: Grades, latencies: Latencies) -> list[int]:
 
 
 def _mended(grades: Grades, order: list[int]) -> list[int]:
-    """Replace the worst links with better ones while possible. This terminates because each replacement removes links
-    of one grade without adding any of that grade or worse."""
+    """Replace the worst links with better ones while possible. Each replacement removes links of one grade and adds
+    only better ones, so this terminates."""
     places = np.asarray(order)
     stuck: set[tuple[int, int]] = set()
     while len(stuck) < len(places):
@@ -254,8 +255,8 @@ def _mended(grades: Grades, order: list[int]) -> list[int]:
 
 
 def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
-    """Return an order without the link from the last node to the first, whose new links all have a higher grade than
-    `above`. Return None if none was found."""
+    """Return an order that avoids the link from the last node to the first, with new links of higher grades than
+    `above` only. Return None if the search finds none."""
     # A B C becomes A C B, which adds the links from A to C, from C to B and from B to A.
     ends_of_a = _highest(grades[order[-1], order[1:-1]], above)
     ends_of_b = _highest(grades[order[:-1], order[0]], above)

@@ -279,8 +279,8 @@ class MasterServer:
                 self._sessions.pop(client.connection.session.key, None)
 
     async def _read(self, client: _Client, host: str, port: int) -> str | None:
-        """Pass a client's messages to the machine until the connection ends. Return why it ended, or None if the
-        heartbeat thread has taken it over."""
+        """Pass a client's messages to the machine until the connection ends. Return the reason of the end, or None if
+        the connection now belongs to the heartbeat thread."""
         connection = client.connection
         messages: list[m.PeerMessage] | None = None
         while True:
@@ -561,8 +561,8 @@ async def watch(
     own_run: Callable[[], str],
     dial: Dial = dial_tcp,
 ) -> None:
-    """Request the status of all masters every `interval_s`, and call `report` when it has changed. `own_run` returns
-    the run that this master leads, or "" if it leads none."""
+    """Request the status of all masters every `interval_s`, and call `report` after each change. `own_run` returns the
+    run that this master leads, or ""."""
     known, warned = "", ""
     silences: dict[Address, LongWait] = {}
     while True:
@@ -597,7 +597,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
 ) -> tuple[str, str | None]:
-    """Return a description of a master, and its run, which is "" if it leads none and None if it does not answer."""
+    """Return a description of a master and the name of its run: "" if it leads none, None if it does not answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):

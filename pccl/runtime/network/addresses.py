@@ -174,7 +174,8 @@ def _explained(error: OSError, host: str, port: int) -> OSError:
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 0.5
 FIRST_SHARE = 0.6
-"""Time to wait, in peer timeouts, at the first of several masters that is gathering peers."""
+"""Time to wait at a master with a majority, in peer timeouts. It exceeds the time that the master needs to start
+leading (`gathering.GATHER_TIMEOUTS`), because a peer that leaves then would be lost."""
 OTHER_SHARE = 0.1
 """Time to wait, in peer timeouts, at each other master."""
 OTHER_S_MIN = 0.5

@@ -87,7 +87,7 @@ async def converse(
     talk: Callable[[ControlConnection[Any]], Awaitable[T]],
     dial: Dial = dial_tcp,
 ) -> T:
-    """Send `request` to the master at this address, call `talk` once the request is accepted, and return its result.
+    """Send `request` to the master at this address, call `talk` once the master accepts it, and return the result.
     `answers` is the union of the expected messages. Raises NoAnswer."""
     where = addresses.join(host, port)
     try:
@@ -140,8 +140,8 @@ async def _ask_each(
     ask_one: Callable[[int], Awaitable[bool]],
     has_answer: Callable[[], bool],
 ) -> None:
-    """Call `ask_one` for all masters' indices concurrently, until one call returns True or the timeout passes. Unless
-    `has_answer` is true by then, raises NoAnswer or trio.TooSlowError."""
+    """Call `ask_one` concurrently for the indices of all masters, until one call returns True or the timeout passes.
+    Raises NoAnswer or trio.TooSlowError unless `has_answer` is true by then."""
     failures: list[str] = []
 
     async def one(index: int) -> None:
@@ -193,8 +193,8 @@ async def fetch_any(
     seconds: float,
     last: int,
 ) -> FetchedTrace:
-    """Return a trace from one of the masters, or the part of it received within `timeout_s`. If nothing was
-    received, raises NoAnswer or trio.TooSlowError."""
+    """Return a trace from one of the masters, or its part that was received within `timeout_s`. Raises NoAnswer or
+    trio.TooSlowError if no part was received."""
     traces = [FetchedTrace() for _ in masters]
     request = m.TraceRequest(m.PROTOCOL_VERSION, seconds, last)
 
@@ -281,8 +281,8 @@ async def check(
     advertised: Sequence[str],
     advertised_port: int | None,
 ) -> PathReport:
-    """Measure the path to the master at this address. If there is a `listener`, the master dials this host at the
-    `advertised` addresses or the one it sees, at `advertised_port` or the listener's port. Raises NoAnswer."""
+    """Measure the path to the master at this address. With a `listener`, the master also dials this host, at the
+    `advertised` addresses or the one that it sees, and at `advertised_port` or the listener's port. Raises NoAnswer."""
     path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:
@@ -402,8 +402,8 @@ def _congestion_control(sock: socket.socket) -> tuple[str, bool]:
 
 
 async def _flood(connection: ControlConnection[m.ToChecker], send_bytes: int, reply_bytes: int) -> float:
-    """Return the bytes per second of one connection. At most half as many bytes are in flight as have arrived, so that
-    a slow path drains quickly at the end."""
+    """Return the bytes per second of one connection. The number of bytes in flight is at most half the number that have
+    arrived, so a slow path drains quickly at the end."""
     block = m.CheckEcho(os.urandom(send_bytes), reply_bytes)
     each, in_flight, total = max(send_bytes, reply_bytes), 0, 0
     arrivals: list[tuple[float, int]] = []

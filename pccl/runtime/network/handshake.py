@@ -99,8 +99,8 @@ async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.O
 async def accept(
     channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
 ) -> auth.Keys | None:
-    """Return the connection's keys once both sides have proved that they know the token, or None without a token or if
-    one side lacks X25519. `name` is as in `auth.Acceptor`. Raises AuthError, ProtocolError or ConnectionLost."""
+    """Return the connection's keys once both sides have proved that they know the token. Return None without a token,
+    or if one side lacks X25519. `name` is as in `auth.Acceptor`. Raises AuthError, ProtocolError or ConnectionLost."""
     with _exchange(token) as ours:
         side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, ours)
         challenge = side.challenge(opening, body)

@@ -58,8 +58,8 @@ Dial = Callable[[], Awaitable[trio.socket.SocketType]]
 
 
 async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
-    """Measure a link with this number of connections, in the direction towards this peer if `pulls`. Takes at most
-    DIAL_S_MAX plus FLOOD_S_MAX. Raises ProbeError."""
+    """Measure a link with this number of connections, towards this peer if `pulls`. This takes at most DIAL_S_MAX plus
+    FLOOD_S_MAX. Raises ProbeError."""
     socks: list[trio.socket.SocketType] = []
     try:
         round_trip_s = await _connect(dial, connections, socks)

@@ -32,8 +32,8 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
-"""Time without an acknowledgement, in peer timeouts, after which a connection breaks. It is longer if the timeout is
-shorter than the keepalive probes take."""
+"""The time without an acknowledgement, in peer timeouts, after which a connection breaks. Short timeouts are extended
+to the time that keepalive probes take."""
 KEEPALIVE_PROBES = 3
 """Number of unanswered keepalive probes after which a connection breaks if TCP_USER_TIMEOUT is unavailable."""
 KEEPALIVE_S_MAX = 32767
@@ -100,8 +100,8 @@ class ControlConnection(Generic[M]):
         return self._sock
 
     def bound_silence(self, timeout_s: float) -> None:
-        """As far as the platform allows, make the system break the connection when its data has not been acknowledged
-        for a multiple of `timeout_s`, and probe it while it is idle (keepalive)."""
+        """Where the platform allows it, let the system break the connection when data is not acknowledged for a
+        multiple of `timeout_s`, and probe the connection while it is idle (keepalive)."""
         idle, interval = (min(max(1, round(timeout_s / part)), KEEPALIVE_S_MAX) for part in (2, 3))
         # Linux breaks a connection at the first probe after that time, regardless of the number of probes sent.
         broken_s = max(STUCK_TIMEOUTS * timeout_s, idle + 2 * interval)
@@ -304,7 +304,8 @@ class ControlConnection(Generic[M]):
         return body
 
     def _require_master(self) -> None:
-        """Raise NoMasterError if the first bytes are not a pccl message, whose length begins with a zero byte."""
+        """Raise NoMasterError unless the first bytes can begin a pccl message. The length of a message begins with a
+        zero byte."""
         first = self._first
         if not first or first[0] == 0:
             return

@@ -80,8 +80,8 @@ class Control(Part):
         self._attending = trio.CancelScope()
         """The scope of the current control connection's task."""
         self._patience: trio.CancelScope | None = None
-        """The scope of the search for a master. Cancelled when a master accepts this peer; its deadline is the end of
-        the search."""
+        """The cancel scope of the search for a master, with the end of the search as its deadline. It is cancelled when
+        a master accepts this peer."""
         self._heard = trio.Event()
         self.handlers = {ps.SeekMaster: self._seek_master}
         self._lifetime.at_end(lambda _: self.answered.set())
@@ -233,8 +233,8 @@ class Control(Part):
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
-        """Send the opening and return the answer. A peer in a run accepts a refusal only from a master that has proved
-        that it knows the token."""
+        """Send the opening and return the answer. A peer in a run accepts a refusal only if the master has proved that
+        it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))

@@ -216,7 +216,7 @@ class Lifetime:
             raise SessionError(self.failure.result, self.failure.message)
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Start a task that ends with the session. No effect if the session has ended."""
+        """Start a task. If the task raises, the session ends."""
         if self.nursery is None or self.ended.is_set():
             return
         try:

@@ -390,8 +390,8 @@ class Inbound(Part):
             return None
 
     async def _offer(self, opening: m.LinkHello) -> int | str:
-        """Return the connection's link, or the reason for a refusal. If the dialer may know of a view that this peer
-        has not received yet, wait for the master."""
+        """Return the connection's link, or the reason to refuse it. Wait for the master if the dialer may know a view
+        that this peer has not received yet."""
         while True:
             with self._driver.taking_over as machine:
                 offered = machine.link_offered(opening.sender, opening.made_in)

@@ -63,7 +63,7 @@ class FlightRecorder:
     ) -> None:
         """`read_records` returns the engine's records of ops in flight or ended after a time."""
         self.on_failure: Callable[[str], None] = lambda _: None
-        """Called when an op has failed, with a text that names it."""
+        """Called after the failure of an op, with a text that names the op."""
         self._options = options
         self._facts = facts
         self.table = table

@@ -190,8 +190,8 @@ class LongWaits:
     def look(
         self, now: float, group_wait_s: float, tags: Callable[[], Sequence[int]], single: Iterable[OpWait]
     ) -> None:
-        """Log the warnings that are due. No op of the group has ended for `group_wait_s`, during which ops with these
-        `tags` were open; `single` are the other waiting ops."""
+        """Log the warnings that are due. For `group_wait_s`, no op of the group has ended, and ops with these `tags`
+        were open. `single` are the other waiting ops."""
         since = now - group_wait_s
         if self._group is not None and (not group_wait_s or since > self._group.since + 1.0):
             self._end(self._group, now, may_be_open=not group_wait_s and bool(tags()))
@@ -219,8 +219,8 @@ class LongWaits:
         return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
     def whom(self, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None) -> str:
-        """Return a description of the peers that an op waits for, from the latest counters. `awaited` are participants
-        known not to have launched it; if it is None, the counters are not narrowed to one op. Thread-safe."""
+        """Describe the peers that an op waits for, from the latest counters. `awaited` are participants that have not
+        launched the op; with None, the counters of all ops are used. Thread-safe."""
         waits = self._counters.waits()
         if pair is not None:
             return explain_pair(*pair, waits, self._name_of)

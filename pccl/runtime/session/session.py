@@ -77,9 +77,9 @@ class PeerSession:
         address: Address,
         seek_s: float,
     ) -> None:
-        """`connection` leads to `address`, one of the `masters`. The master's certificate must name its host.
-        Before it is in a run, a session searches for a master for `seek_s`, or for
-        `options.master_timeout_s` if that is longer."""
+        """`connection` leads to `address`, one of the `masters`. The master's certificate must name its host. A session
+        that is not in a run yet searches for a master for `seek_s` or `options.master_timeout_s`, whichever is
+        longer."""
         self.view: View | None = None
         """The installed view. It is replaced as a whole, so any thread may read it."""
         self.losses: dict[int, str] = {}
@@ -297,8 +297,8 @@ class PeerSession:
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:
-        """End the session, all calls and all ops, because its trio run has ended or cannot be woken. May be called in
-        any thread and repeatedly."""
+        """End the session, all calls and all ops, because its trio run has ended or cannot be woken. Any thread may
+        call this, also repeatedly."""
         with self._abandoning:
             with suppress(Exception):  # raised by trio, because its run is not available
                 self._lifetime.fail(Result.INTERNAL_ERROR, loop_has_ended(error))
@@ -310,8 +310,8 @@ class PeerSession:
             self._end_all()
 
     def _release(self) -> None:
-        """Free the remaining resources after all tasks have ended. If one step fails, the others are still executed.
-        Callers get their results after the engine has restored their buffers."""
+        """Free the remaining resources after the end of all tasks. All steps are executed even if one fails. Callers
+        get their results after the engine has restored their buffers."""
         with self._lifetime.contain, ExitStack() as last:
             last.callback(self.over.set)
             last.callback(self._end_all)
@@ -324,8 +324,8 @@ class PeerSession:
             last.callback(self._master.connection.close)
 
     def _end_all(self) -> None:
-        """End all ops in flight, which exist only after an internal error or at the end of the trio run. Committed ops
-        have their results: they waited only for a view or for the engine, which is now closed."""
+        """End all ops in flight. Ops are in flight here only after an internal error or at the end of the trio run.
+        Committed ops have their results: they waited only for a view or for the engine, which is closed now."""
         failure = self._lifetime.failure
         assert failure is not None
         self.ops.end_all(failure)
@@ -421,8 +421,8 @@ class PeerSession:
 async def open_session(
     masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf"), seek_s: float = 0.0
 ) -> PeerSession:
-    """Connect to a master and create a session, whose `run` the caller must start. A SessionError names the addresses.
-    An address that does not answer within `dial_s` is skipped. `seek_s` is passed to the session."""
+    """Connect to a master and create a session, whose `run` the caller must start. Addresses that do not answer within
+    `dial_s` are skipped. `seek_s` is passed to the session. A SessionError names the addresses."""
     search = MasterAddresses(masters)
     connection: ControlConnection[m.MasterMessage] | None = None
     while connection is None:

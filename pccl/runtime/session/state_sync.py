@@ -81,8 +81,8 @@ class StateSync(Part):
         self._lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Make the group call with this peer's state and return the elected revision. After an error or a
-        cancellation, `transfer.overwritten` names the tensors that were overwritten."""
+        """Make the group call with this peer's state, and return the elected revision. After an error or a
+        cancellation, `transfer.overwritten` names the overwritten tensors."""
         self._lifetime.require_alive()
         if self.current is not None:
             raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is in progress")

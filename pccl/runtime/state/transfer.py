@@ -48,7 +48,7 @@ REQUESTS_MAX = 256
 """Maximum number of open requests. They fit into the donor's receive buffer while it does not read."""
 RATE_WINDOW_S = 0.1
 RATE_WEIGHT = 0.3
-"""Weight of the newest window in a stream's rate."""
+"""The weight of the newest measurement window in the average rate of a stream."""
 RESCUE_S = 0.25
 """Minimum time that a second request for a block must save."""
 
@@ -223,7 +223,7 @@ STREAMS_PER_DONOR_MAX = 8
 STREAM_AFTER_S = 2.0
 """Time to measure a donor before it gets another stream, if the remaining transfer takes longer than twice that."""
 STREAM_GAIN = 1.1
-"""A donor gets another stream only if the last one increased the donor's speed by this factor."""
+"""The factor by which the last added stream must have increased a donor's speed before the donor gets another one."""
 DIGESTS_UNASKED_BYTES_MAX = 2**18
 """Up to this size, every donor sends all digests without a request, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
@@ -235,8 +235,8 @@ class ClosableStream(ByteStream, Protocol):
 
 
 Connect = Callable[[m.PeerInfo, bool], Awaitable[ClosableStream]]
-"""A function that connects to a donor. If the second argument is true, the donor first sends the digests of all tensors
-that are not loose. Raises LinkError."""
+"""Connects to a donor. If the second argument is true, the donor first sends the digests of all tensors that are not
+loose. Raises LinkError."""
 
 
 class TransferError(Exception):
@@ -301,7 +301,7 @@ class Transfer:
     async def fetch(
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
-        """Bring the tensors to the elected content. A donor may be silent for `patience_s`. Return the failed donors
+        """Fetch the elected content of the tensors. A donor may be silent for `patience_s`. Return the failed donors
         with the reasons. Raises TransferError if no donor is left. After a cancellation, another fetch may follow."""
         self.failures.clear()
         self.patience_s = patience_s
@@ -547,7 +547,8 @@ class _Fetch:
         await self._use_stream(donor, connection)
 
     async def _use_stream(self, donor: _Donor, connection: _Connection) -> None:
-        """Fetch over one connection to a donor. The donor fails with its last stream, or immediately on wrong data."""
+        """Fetch blocks over one connection to a donor. The donor counts as failed when its last stream has failed, or
+        at once if it sends wrong data."""
         schedule = self._schedule
         assert schedule is not None
         donor.connections.append(connection)

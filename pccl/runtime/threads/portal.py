@@ -68,7 +68,7 @@ class _Job:
 
     def __init__(self, jobs: set[_Job]) -> None:
         self._jobs = jobs
-        """The portal's jobs that may have a waiting caller; contains this job from its start to its end."""
+        """The unfinished jobs of the portal, whose callers may wait. A job is in this set from its start to its end."""
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
@@ -152,8 +152,8 @@ class Portal:
             self._stopped.set()
 
     def _break(self, error: BaseException) -> None:
-        """End everything that belongs to a trio run that has ended by itself, as happens if its descriptors are closed.
-        Its tasks no longer run, so this wakes their waiters."""
+        """End everything that belongs to a trio run that has ended by itself, for example because its descriptors were
+        closed. Its tasks no longer run, so this function wakes the threads that wait for them."""
         global _portal
         with suppress(Exception):
             logger.error("%s", _broken(error), exc_info=error)
@@ -275,8 +275,8 @@ def on_exit(thing: Any) -> None:
 
 def on_exit_drain(caller: Any) -> None:
     """Call `caller.drain(seconds)` at interpreter exit, before communicators are closed and again afterwards. It waits
-    for threads that call foreign code when ops end, because a thread that returns from C++ after the interpreter has
-    ended would abort the process."""
+    for threads that run foreign callbacks of ops: a thread that returns from C++ after the end of the interpreter would
+    abort the process."""
     _callers.add(caller)
 
 

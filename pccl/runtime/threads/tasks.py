@@ -69,8 +69,8 @@ class HelperThread:
             task.run()
 
     async def run(self, function: Callable[[], T], *, is_left: bool) -> T:
-        """Run a function in the thread and return its result or raise its exception. When cancelled, leave the function
-        running if `is_left`, otherwise wait for its end."""
+        """Run a function in the thread and return its result or raise its exception. A cancelled call leaves the
+        function running if `is_left`, and otherwise waits for its end."""
         task = _Task(function)
         self._tasks.put(task)  # type: ignore[arg-type]
         with trio.CancelScope(shield=not is_left):

@@ -45,8 +45,8 @@ WATCH_S = 0.0005
 Array = NDArray[Any]
 Call = Callable[[], object]
 Ruler = Any
-"""Another implementation. Its methods are named like the collectives and return a call; collectives for which it has
-no method are not measured with it."""
+"""Another implementation to compare with. Its methods have the names of collectives and return a call. Collectives
+without a method are not measured."""
 
 
 class Memory(msgspec.Struct, frozen=True):

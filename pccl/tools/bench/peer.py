@@ -12,7 +12,6 @@ import ipaddress
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
@@ -24,14 +23,11 @@ from pccl.tools import harness
 from pccl.tools.bench.cases import Memory, Ruler, measure_case
 from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases
 from pccl.tools.bench.raw_ring import join_ring
-from pccl.tools.bench.report import KillPlan, Row, row
+from pccl.tools.bench.report import Row, row
 from pccl.tools.report import ToolError
 
 SERVICE_TAG = 1 << 32
 """The tag for ops that are not measured. Cases number their tags from 0."""
-
-
-COMMIT = "commit"
 
 
 class LocalPeer(msgspec.Struct, frozen=True):
@@ -39,17 +35,7 @@ class LocalPeer(msgspec.Struct, frozen=True):
 
     master: str
     number: int
-    plan: Plan | None = None
-    kill: KillPlan | None = None
-    """Given instead of `plan`."""
-
-
-class Step(msgspec.Struct, frozen=True):
-    """A reduce, between two readings of the machine-wide monotonic clock."""
-
-    start_s: float
-    end_s: float
-    verdict: str
+    plan: Plan
 
 
 def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> Iterator[Row]:
@@ -74,25 +60,6 @@ def measure_as_one_peer(plan: Plan, master: str, *, is_local: bool = False) -> I
                     yield row(world_size, connections, case, slowest_s, memory)
     except (PCCLError, RuntimeError, OSError) as error:
         raise ToolError(str(error)) from error
-
-
-def reduce_until_loss(plan: KillPlan, master: str) -> Iterator[Step]:
-    """Reduce until a peer has been lost and `steps_after` further reduces have been committed."""
-    with Communicator(master, connections=plan.connections) as communicator:
-        communicator.wait_for_peers(plan.peers)
-        template = np.random.default_rng().standard_normal(plan.bytes // 4, dtype=np.float32)
-        values = np.empty_like(template)
-        committed_after_loss = 0
-        while committed_after_loss < plan.steps_after:
-            values[:] = template
-            start_s = time.monotonic()
-            try:
-                world_size = communicator.all_reduce(values, op=ReduceOp.AVG).world_size
-                verdict = COMMIT
-                committed_after_loss += world_size < plan.peers
-            except PCCLError as error:
-                verdict = error.result.name
-            yield Step(start_s, time.monotonic(), verdict)
 
 
 def _most(communicator: Communicator, values: Sequence[float]) -> list[float]:
@@ -184,11 +151,6 @@ def _host(address: str) -> str:
 
 def main() -> None:
     peer = msgspec.json.decode(sys.argv[1], type=LocalPeer)
-    if peer.kill is not None:
-        for step in reduce_until_loss(peer.kill, peer.master):
-            harness.send(step)
-        return
-    assert peer.plan is not None
     try:
         for measured in measure_as_one_peer(peer.plan, peer.master, is_local=True):
             if peer.number == 0:

@@ -1,7 +1,7 @@
-"""A benchmark's results: rows, tables, JSON and plots.
+"""A benchmark's results: rows, tables and JSON.
 
-If a dimension of the plan differs between rows, it is a column in the table and a part of the line names in the plot.
-If it is the same in all rows, the title names it unless it has its default.
+If a dimension of the plan differs between rows, it is a column in the table. If it is the same in all rows, the title
+names it unless it has its default.
 """
 
 from __future__ import annotations
@@ -78,32 +78,6 @@ class BenchReport(msgspec.Struct, frozen=True):
     machine: Machine
     plan: Plan
     rows: list[Row]
-
-
-class KillPlan(msgspec.Struct, frozen=True):
-    bytes: int = 16 << 20
-    peers: int = 3
-    steps_before: int = 20
-    steps_after: int = 20
-    connections: int = 0
-
-
-class Survivor(msgspec.Struct, frozen=True):
-    """The cost of a peer's loss to one of the remaining peers."""
-
-    rank: int
-    verdict: str
-    """The verdict on the reduce that was in flight."""
-    usual_step_s: float
-    longest_gap_s: float
-
-
-class KillReport(msgspec.Struct, frozen=True):
-    plan: KillPlan
-    survivors: list[Survivor]
-    usual_step_s: float
-    longest_gap_s: float
-    cost_s: float
 
 
 def row(
@@ -227,49 +201,3 @@ def _median(timing: Timing | None) -> str:
 
 def _unless_none(template: str, value: float | None) -> str:
     return "-" if value is None else template.format(value)
-
-
-def kill_table(report: KillReport) -> Table:
-    plan = report.plan
-    table = Table(
-        title=f"SIGKILL of one of {plan.peers} peers reducing {format_bytes(plan.bytes)}",
-        caption=f"usual step {format_seconds(report.usual_step_s)}, longest gap "
-        f"{format_seconds(report.longest_gap_s)}: the loss cost {report.cost_s * 1e3:.1f} ms",
-    )
-    for heading in ("survivor", "interrupted reduce", "usual step", "longest gap"):
-        table.add_column(heading, justify="right")
-    for one in report.survivors:
-        verdict = one.verdict if one.verdict == "commit" else f"abort ({one.verdict})"
-        table.add_row(str(one.rank), verdict, format_seconds(one.usual_step_s), format_seconds(one.longest_gap_s))
-    return table
-
-
-def draw_plot(plan: Plan, rows: Sequence[Row], path: str) -> None:
-    """Draw time and bus bandwidth against size, with solid lines for pccl and dashed ones for the raw ring and Gloo."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    panels = figure.subplots(1, 2, sharex=True)
-    lines: dict[str, dict[int, Timing]] = {}
-    for row in rows:
-        named = varying(rows)
-        for name, timing in (("pccl", row.pccl), ("raw ring", row.raw_ring), ("Gloo", row.gloo)):
-            parts = [one.phrase(one.of(row)) for one in named if name == "pccl" or one.field == "peers"]
-            if timing is not None:
-                lines.setdefault(", ".join([name, *parts]), {})[row.bytes] = timing
-    for label, timings in sorted(lines.items()):
-        style = "-" if label.startswith("pccl") else "--"
-        panels[0].plot([*timings], [each.median_s * 1e3 for each in timings.values()], style, marker=".", label=label)
-        panels[1].plot([*timings], [each.bus_bytes_per_s / 1e9 for each in timings.values()], style, marker=".")
-    panels[0].set(ylabel="median time, ms", yscale="log")
-    panels[1].set(ylabel="bus bandwidth, GB/s", ylim=(0, None))
-    sizes = sorted({row.bytes for row in rows})
-    for axes in panels:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45)
-        axes.minorticks_off()
-        axes.set(xlabel="bytes per rank")
-        axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(_title(plan, rows), fontsize="medium")
-    figure.savefig(path, dpi=150)

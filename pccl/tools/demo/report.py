@@ -14,8 +14,8 @@ from rich.text import Text
 from pccl.tools.demo.plan import At, Plan
 
 CLEARLY_BELOW_BITS = 0.5
-"""After at least STEPS_TO_LEARN inner steps, the final loss must be this far below the unigram entropy. In a shorter
-run, it must be below the initial loss."""
+"""The final loss must be this far below the unigram entropy, if the run has at least STEPS_TO_LEARN inner steps. In a
+shorter run, it must be below the initial loss."""
 STEPS_TO_LEARN = 100
 
 Kind: TypeAlias = Literal["lost", "retried", "joined"]

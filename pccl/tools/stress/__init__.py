@@ -9,7 +9,7 @@ of each call as JSON lines. The checker compares the reports of all peers and ve
 - all participants of a committed op got the verdict commit, and an aborted op left its input unchanged;
 - after a sync all peers hold the same bytes, and a peer that was in the last sync receives no bytes in the next;
 - calls fail only in documented ways, and none exceeds a time limit;
-- a peer that was not frozen stays in the run, unless there are standbys, a partition, or a recently killed master.
+- a peer that was not frozen stays in the run, unless there are standbys or a recently killed master.
 
 A seed reproduces the kind and order of the faults; their timing depends on the machine.
 """

@@ -93,7 +93,7 @@ class Checker:
         known.is_excused, known.excused_at = True, now
 
     def excuse_all(self, now: float) -> None:
-        """Record that every peer may now be evicted, because a partition is active or the master was killed."""
+        """Record that every peer may now be evicted, because the master was killed or a standby leads."""
         for peer in self._peers:
             self.excuse(peer, now)
 

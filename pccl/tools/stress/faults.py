@@ -1,20 +1,11 @@
-"""Chooses faults: peers to disturb, partitions, kills of masters. It does no I/O; time and generator are arguments.
-
-A partition blocks directions between processes. A peer is identified by its slot, the master by MASTER, and standbys by
-smaller numbers. A partition has one of four kinds:
-
-    pair    between two peers
-    peer    between a peer and all other processes including masters, as if its cable were pulled
-    master  between a peer and one or all of the masters
-    half    between some peers and the others, with each master on either side
-"""
+"""Chooses the peers to disturb. It does no I/O; time and generator are arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 from pccl.tools.stress.plan import Doing, Interval, Plan
 
@@ -23,13 +14,6 @@ AIM_CHANCE = 0.5
 EXTINCTION_CHANCE = 0.1
 """The chance that even the last peer may be removed, if others may join."""
 AIMS: tuple[Doing, ...] = tuple(doing for doing in get_args(Doing) if doing not in ("starting", "resting", "leaving"))
-
-MASTER = -1
-PARTITIONS_AT_ONCE_MAX = 2
-ONE_WAY_CHANCE = 0.25
-"""For each of the two directions, the chance that only that direction is blocked."""
-Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
-WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 
 
 class Schedule:
@@ -93,70 +77,3 @@ def disturbance(plan: Plan, random: Random, running: int, doomed: int, targets: 
         return Dismiss(peer)
     freeze_s = random.uniform(plan.freeze_for.least_s, plan.freeze_for.most_s) if what == "freeze" else None
     return Hit(peer, freeze_s, random.choice(AIMS) if random.random() < AIM_CHANCE else None)
-
-
-@dataclass(frozen=True)
-class Partition:
-    kind: Kind
-    island: frozenset[int]
-    blocked: frozenset[tuple[int, int]]
-    """The (sender, receiver) of each blocked direction."""
-    seconds: float
-
-    def __str__(self) -> str:
-        blocked = ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(self.blocked))
-        return f"partition ({self.kind}) for {self.seconds:.2f} s: {blocked}"
-
-
-class Partitions:
-    def __init__(self, plan: Plan, random: Random) -> None:
-        self._duration = plan.partition_for
-        self._random = random
-        self._masters = [MASTER - number for number in range(1 + plan.standbys)]
-        self._healed_at: dict[Partition, float] = {}
-
-    @property
-    def active(self) -> Collection[Partition]:
-        return self._healed_at.keys()
-
-    @property
-    def heals_at(self) -> float:
-        return min(self._healed_at.values(), default=float("inf"))
-
-    def begin(self, now: float, slots: Sequence[int]) -> Partition | None:
-        """Begin and return a partition among peers in these slots, or return None if there are already enough."""
-        if not slots or len(self._healed_at) >= PARTITIONS_AT_ONCE_MAX:
-            return None
-        random = self._random
-        kinds = [kind for kind in WEIGHTS if len(slots) > 1 or kind in ("peer", "master")]
-        kind = random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-        island = set(random.sample(list(slots), random.randint(1, max(1, len(slots) // 2)) if kind == "half" else 1))
-        others = set(slots) - island
-        if kind == "pair":
-            others = {random.choice(sorted(others))}
-        elif kind == "master":
-            others = set(self._masters if random.random() < 0.5 else (random.choice(self._masters),))
-        else:
-            near = {master for master in self._masters if kind == "half" and random.random() < 0.5}
-            island |= near
-            others |= set(self._masters) - near
-        outwards = {(a, b) for a in island for b in others}
-        inwards = {(b, a) for a, b in outwards}
-        chance = random.random()
-        blocked = (
-            outwards if chance < ONE_WAY_CHANCE else inwards if chance < 2 * ONE_WAY_CHANCE else outwards | inwards
-        )
-        seconds = random.uniform(self._duration.least_s, self._duration.most_s)
-        made = Partition(kind, frozenset(island), frozenset(blocked), seconds)
-        self._healed_at[made] = now + seconds
-        return made
-
-    def heal(self, now: float) -> list[Partition]:
-        healed = [partition for partition, at in self._healed_at.items() if now >= at]
-        for partition in healed:
-            del self._healed_at[partition]
-        return healed
-
-    def blocked_for(self, receiver: int) -> list[int]:
-        """Return the senders whose packets this process must not receive."""
-        return sorted({sender for each in self.active for sender, other in each.blocked if other == receiver})

@@ -46,9 +46,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze: bool = True
     freeze_for: Interval = Interval(0.1, 10.0)
     cut: bool = False
-    partition: Interval | None = None
-    """The time between partitions, or None for no partitions."""
-    partition_for: Interval = Interval(0.1, 12.0)
     kill_master: Interval | None = None
     """The time between kills of the leading master, or None for no kills."""
     state: bool | None = None
@@ -106,15 +103,6 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
     """The peer ends its step and closes."""
 
 
-class DropFrom(msgspec.Struct, tag=True, frozen=True):
-    """The process, a peer or a master, drops packets from these hosts only."""
-
-    hosts: list[str]
-
-
-Command: TypeAlias = Leave | DropFrom
-
-
 class At(msgspec.Struct, tag=True, frozen=True):
     """The peer begins an activity."""
 
@@ -140,7 +128,7 @@ class Synced(msgspec.Struct, tag=True, frozen=True):
 
 
 class SyncFailed(msgspec.Struct, tag=True, frozen=True):
-    """The sync failed with NO_SHARED_STATE_AVAILABLE because all peers that may send were lost."""
+    """The sync failed with NO_SHARED_STATE_AVAILABLE, because all peers that could send the state were lost."""
 
     reason: str
     is_spoiled: bool

@@ -21,7 +21,6 @@ class Disturbances(msgspec.Struct):
     killed: int = 0
     frozen: int = 0
     dismissed: int = 0
-    partitions: int = 0
     masters_killed: int = 0
     interrupted: int = 0
     peers_most: int = 0
@@ -45,7 +44,7 @@ class Display:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._next_line_s = LINE_EVERY_S
-        names = ("kill", "join", "leave", "freeze", "cut", "partition", "timeouts", "threads", "interrupts", "token")
+        names = ("kill", "join", "leave", "freeze", "cut", "timeouts", "threads", "interrupts", "token")
         kinds = [name for name in (*names, "encrypt") if getattr(plan, name)]
         if plan.kill_master is not None:
             kinds.append(f"kill masters ({plan.standbys} standbys)")

@@ -27,20 +27,16 @@ from pccl.status import RunStatus, run_status
 from pccl.tools.harness import ONE_THREAD, Child, Processes, decoded, master_line
 from pccl.tools.stress.checker import Checker
 from pccl.tools.stress.faults import (
-    MASTER,
     Action,
     Dismiss,
     Hit,
-    Partitions,
     Schedule,
     Start,
     disturbance,
 )
-from pccl.tools.stress.network import host_of
 from pccl.tools.stress.plan import (
     SLOTS,
     At,
-    DropFrom,
     Joined,
     Leave,
     Left,
@@ -135,12 +131,9 @@ class Supervisor:
         self._hit_at = float("-inf")
         """The time of the last kill, freeze or thaw."""
         self._master_killed_at = float("-inf")
-        self._partitions = Partitions(plan, Random(f"{plan.seed} partitions"))
-        self._blocked: dict[Child, list[int]] = {}
         self._random = Random(f"{plan.seed} faults")
         faults = (
             (plan.disturb_every, self._disturb_peers),
-            (plan.partition, self._begin_partition),
             (plan.interrupts, self._interrupt),
             (plan.kill_master, self._replace_master),
         )
@@ -182,7 +175,6 @@ class Supervisor:
             for index in range(self._plan.peers):
                 self._start(index % self._plan.groups)
             self._disturb()
-            self._heal(float("inf"))
             self._come_together()
             self._dismiss_all()
         if not self._problems:
@@ -282,7 +274,6 @@ class Supervisor:
         self._checker.started(number, slot, group)
         if self._is_master_starting(now):
             self._checker.excuse(number, now)
-        self._block()
         self._note(f"start {self._peers[process]}")
         self._done.started += 1
         self._done.peers_most = max(self._done.peers_most, len(self._peers))
@@ -336,7 +327,7 @@ class Supervisor:
     def _start_masters(self) -> None:
         limit_s = self._start_s + STARTS_WITHIN * self._plan.hang_s
         for number in range(1 + self._plan.standbys):
-            master = Master(number, self._start_master(number, 1, f"{host_of(MASTER - number)}:0"))
+            master = Master(number, self._start_master(number, 1, "127.0.0.1:0"))
             self._masters.append(master)
             while not master.is_listening and not self._problems:
                 self._wait(limit_s)
@@ -350,7 +341,7 @@ class Supervisor:
         elif starts == 1:
             arguments += ["--start", "new"]
         name = f"{f'standby {number}' if number else 'master'} {starts}"
-        return self._processes.start(name, "pccl.tools.stress.network", host_of(MASTER - number), *arguments)
+        return self._processes.start(name, "pccl", "master", *arguments)
 
     def _leading(self) -> list[tuple[Master, RunStatus]]:
         found = []
@@ -379,14 +370,13 @@ class Supervisor:
         master.starts += 1
         master.is_listening = False
         master.process = self._start_master(master.number, master.starts, master.address)
-        self._block()
         for peer in self._peers.values():
             if not peer.is_joined:
                 self._checker.excuse(peer.number, now)  # it may find no leading master
 
     def _dissolve_second_runs(self) -> None:
-        """Dismiss the peers of all runs except the largest. Peers that found no leading master, because of a partition
-        or a dead master, may have started a second run."""
+        """Dismiss the peers of all runs except the largest. Peers that found no leading master may have started a
+        second run."""
         members = self._members_of(status for _, status in self._leading())
         if len(members) < 2:
             return
@@ -398,47 +388,19 @@ class Supervisor:
                     self._dismiss(peer)
 
     def _members_of(self, leading: Iterable[RunStatus]) -> dict[str, set[str]]:
-        """Return the peer names in each run. Without partitions and freezes, there must be only one run."""
+        """Return the peer names in each run. Without freezes, there must be only one run."""
         members = {
             status.run: {member.name for member in status.members}
             for status in sorted(leading, key=lambda status: status.term)
         }
-        if len(members) > 1 and self._plan.partition is None and not self._plan.freeze:
+        if len(members) > 1 and not self._plan.freeze:
             self._problems.append(f"two masters lead separate runs: {members}")
         return members
-
-    # Partitions
-
-    def _begin_partition(self) -> None:
-        partition = self._partitions.begin(
-            time.monotonic(), [peer.slot for peer in self._peers.values() if not peer.is_doomed]
-        )
-        if partition is not None:
-            self._note(str(partition))
-            self._done.partitions += 1
-            self._block()
-
-    def _heal(self, now: float) -> None:
-        for partition in self._partitions.heal(now):
-            self._note(f"heal {partition}")
-            self._block()
-            for peer in self._peers.values():
-                peer.stepped = None
-
-    def _block(self) -> None:
-        """Send every process the hosts whose packets it must drop, if they have changed."""
-        members = {master.process: MASTER - master.number for master in self._masters}
-        members.update((peer.process, peer.slot) for peer in self._peers.values())
-        before, self._blocked = self._blocked, {}
-        for process, member in members.items():
-            senders = self._blocked[process] = self._partitions.blocked_for(member)
-            if senders != before.get(process, []):
-                process.send(DropFrom([host_of(sender) for sender in senders]))
 
     def _excuse_all(self, now: float) -> None:
         """Excuse all peers while evictions cannot be judged. After losses, a standby may lead with too few peers."""
         is_led_anew = self._plan.standbys and now < self._hit_at + START_S
-        if is_led_anew or self._partitions.active or self._is_master_starting(now):
+        if is_led_anew or self._is_master_starting(now):
             self._checker.excuse_all(now)
 
     def _is_master_starting(self, now: float) -> bool:
@@ -449,7 +411,7 @@ class Supervisor:
     def _wait(self, until_s: float) -> None:
         due = [at for peer in self._peers.values() for at in (peer.hit_at, peer.thaw_at) if at is not None]
         now = time.monotonic()
-        timeout_s = max(0.0, min(until_s, now + TICK_S, self._partitions.heals_at, *due) - now)
+        timeout_s = max(0.0, min(until_s, now + TICK_S, *due) - now)
         for process, line in self._processes.events(timeout_s):
             self._excuse_all(time.monotonic())
             if process in self._peers:
@@ -462,7 +424,6 @@ class Supervisor:
                 self._hit(peer)
             elif peer.thaw_at is not None and now >= peer.thaw_at:
                 self._thaw(peer)
-        self._heal(now)
         self._excuse_all(now)
         self._checker.settle(now)
         self._look_for_hangs(now)

@@ -20,14 +20,17 @@ replaced for the next attempt.
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import socket
+import stat
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
 from types import FrameType
@@ -50,13 +53,10 @@ from pccl import (
     TensorInfo,
 )
 from pccl.tools import harness
-from pccl.tools.stress.network import PacketFilter, advertised, cut_one, host_of
 from pccl.tools.stress.plan import (
     At,
-    Command,
     Cut,
     Doing,
-    DropFrom,
     Joined,
     Leave,
     Left,
@@ -192,9 +192,9 @@ class Buffers:
 
 
 class State:
-    """The shared state. Its lineage identifies the initial state that it started from: revisions restart at 0 when all
-    holders of a state are gone. A peer begins a new lineage when it returns from an eviction, or when a failed sync has
-    left its state half overwritten."""
+    """The shared state. Its lineage names the initial state that it began with, because revisions restart at 0 once no
+    peer holds a state. A peer begins a new lineage after an eviction, and after a failed sync that has overwritten part
+    of its state."""
 
     def __init__(self, peer: int, state_bytes: int) -> None:
         self._peer = peer
@@ -239,6 +239,33 @@ class State:
         self.shared.revision += 1
 
 
+def own_sockets() -> Iterator[socket.socket]:
+    """Yield duplicates of this process's TCP sockets, each closed after its turn."""
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    for name in os.listdir(folder):
+        with suppress(OSError):  # closed in the meantime
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    if sock.type == socket.SOCK_STREAM and sock.family in (socket.AF_INET, socket.AF_INET6):
+                        yield sock
+
+
+def cut_one(random: Random, masters: str) -> bool:
+    """Shut down one of this process's connections to other peers. Return False if there is none."""
+    addresses = set(masters.split(","))
+    connected = []
+    for sock in own_sockets():
+        with suppress(OSError):  # not connected
+            if "{}:{}".format(*sock.getpeername()[:2]) not in addresses:
+                connected.append(sock.dup())
+    if connected:
+        with suppress(OSError):
+            random.choice(connected).shutdown(socket.SHUT_RDWR)
+    for sock in connected:
+        sock.close()
+    return bool(connected)
+
+
 class Worker:
     """One peer. It connects, steps, reports, and reconnects after an eviction, until it is asked to leave.
 
@@ -250,8 +277,6 @@ class Worker:
         self._plan = options.plan
         self._random = Random(f"{options.plan.seed} peer {options.peer}")
         self._state = State(options.peer, options.plan.state_bytes)
-        self._host = host_of(options.slot)
-        self._filter = PacketFilter(self._host) if options.plan.partition is not None else None
         self._leave = threading.Event()
         self._session = 0
         self._send_lock = threading.Lock()
@@ -288,13 +313,8 @@ class Worker:
         self._send(Left())
 
     def _obey(self) -> None:
-        for command in harness.received(Command):
-            match command:
-                case Leave():
-                    self._leave.set()
-                case DropFrom(hosts):
-                    assert self._filter is not None
-                    self._filter.drop_from(hosts)
+        for _ in harness.received(Leave):
+            self._leave.set()
 
     def report(self, what: str) -> None:
         self._send(Trouble(what))
@@ -314,8 +334,6 @@ class Worker:
         return Communicator(
             *(options.masters, options.group, self._random.choice((0, 1, 2, 3))),
             name=f"peer {options.peer}",
-            listen=f"{self._host}:0",
-            advertise=advertised(self._host),
             master_timeout=self._plan.hang_s / 2,
         )
 

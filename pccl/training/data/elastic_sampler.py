@@ -298,9 +298,8 @@ class ElasticSampler:
     # For training classes and custom training loops, which make these calls in the same order on all peers.
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
-        """Form the group after newcomers have received the state. A group call. With None, this peer is alone.
-        Raises ValueError on newcomers if only some peers have `samples_per_step`.
-        """
+        """Form the group after newcomers have received the state. A group call. None: this peer is alone. Raises
+        ValueError on newcomers if only some peers have `samples_per_step`."""
         rows = _gathered(communicator, self._announcement(), tag)
         self._form(own_number(communicator) if communicator is not None else 0, rows)
 

@@ -89,7 +89,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 class Pool:
-    """The positions from `begun` up and those in `free` below it. Immutable."""
+    """A set of positions: all from `begun` on, and those in `free`, which are lower. Immutable."""
 
     def __init__(self, begun: int = 0, free: Iterable[Range] = ()) -> None:
         ranges = merged(free)

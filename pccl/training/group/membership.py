@@ -67,9 +67,9 @@ class Churn(TypedDict, total=False):
     """Keyword arguments of the training classes for peers that come and go."""
 
     rejoin: bool | float
-    """What a step does if this peer was evicted or has lost the master. True: it connects the communicator again, as
-    `Communicator.connect` does, takes the run's state and returns a report with `rejoined`. A number
-    limits this, in seconds. False, and always with a site: it raises PCCLError."""
+    """Whether a step reconnects after an eviction or the loss of the master. True: the step connects as
+    `Communicator.connect` does, takes the run's state and returns a report with `rejoined`. A number limits this time
+    in seconds. False, and always with a site: the step raises PCCLError."""
     hold_below: int
     """The number of peers that training needs: after a step with fewer, and in `join`, wait until they are present."""
     on_older_run: Literal["refuse", "adopt"]
@@ -107,8 +107,8 @@ class Membership:
         joint: Any = None,
         churn: Churn | None = None,
     ) -> None:
-        """`options` are compared by `repr`. `before_sync` is called on all peers before the state is synchronized.
-        `site` is this peer's site, if it has one. Admissions check and align `joint`, a `ReplicatedState`."""
+        """`options` are compared by `repr`. `before_sync` is called on all peers before they synchronize the state.
+        `site` is this peer's site, if any. Admissions check and align `joint`, a `ReplicatedState`."""
         rejoin, hold_below, on_older_run = checked(**(churn or {}))
         self._rejoin_s = 0.0 if site is not None else rejoin
         self.hold_below = hold_below
@@ -182,7 +182,7 @@ class Membership:
         return admission
 
     def may_rejoin(self, error: Exception) -> bool:
-        """Return whether `rejoin` is the answer to an error of a step."""
+        """Return whether a step should rejoin the run after this error."""
         return isinstance(error, PCCLError) and error.result in LOST and self._rejoin_s > 0
 
     def rejoin(
@@ -439,8 +439,8 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return how each deviating peer's options differ from those of most peers (under way, if any), and which newcomers
-    refuse the run's older state."""
+    """Return the differences between the options of each deviating peer and those of most peers (of peers under way, if
+    any), and the newcomers that refuse the run's older state."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)
@@ -473,8 +473,8 @@ def _leading(rows: Sequence[Row]) -> Row:
 
 
 def common_history(rows: Sequence[Row]) -> int:
-    """Return the history of the run after an admission. It is a new one if a newcomer gives up newer state of the same
-    history, because that peer's checkpoints do not belong to the run any more."""
+    """Return the history of the run after an admission. It is a new one if a newcomer discards newer state of the same
+    history, because its checkpoints then no longer belong to the run."""
     run = _leading(rows)
     ahead = (row for row in rows if row.revision > run.revision and row.history == run.history)
     if not any(row.adopts == ADOPT for row in ahead):

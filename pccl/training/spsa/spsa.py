@@ -104,8 +104,8 @@ class SPSAOptions:
     """The options of SPSA, which must be equal on all peers."""
 
     learning_rate: float
-    """The step size. It must be far smaller than with gradients, because the squared norm of the estimate is about that
-    of the gradient times the number of parameters."""
+    """The step size. It must be far smaller than with gradients: the squared norm of the estimate is about the squared
+    norm of the gradient, times the number of parameters."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
@@ -113,7 +113,8 @@ class SPSAOptions:
     directions: int = 1
     """The number of directions that each peer evaluates in a step, at one byte each."""
     unit: float = 2.0**-12
-    """The unit of the byte. Projected gradients keep full precision from 8 units up and are clipped at 245760 units."""
+    """The unit of the bytes that encode projected gradients. These keep full precision from 8 units up and are clipped
+    at 245760 units."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
 

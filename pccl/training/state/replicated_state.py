@@ -312,8 +312,8 @@ class ReplicatedState:
     # Around an admission.
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """Align the state on all peers after they have the same shared state. `is_source`: this peer had that state
-        before; `is_new`: it has joined peers that were under way."""
+        """Align the state on all peers, which have the same shared state. `is_source`: this peer had it before;
+        `is_new`: this peer has joined a run that was under way."""
         if world_size < 2:
             self._regroup()
             self._check.come_soon(revision)

@@ -169,8 +169,8 @@ def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> An
 
 
 class HeldTensors:
-    """The tensors of a module and its optimizer that exist when this object is created. Its state dict is the late
-    state. Not thread-safe."""
+    """The tensors of a module and its optimizer at the creation of this object. The state dict holds the late state.
+    Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
         """The optimizer's state must exist. Raises ValueError like `state_tensors`."""

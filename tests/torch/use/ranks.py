@@ -6,6 +6,7 @@ returns whatever torch.save takes. Ranks are forked off a process that has impor
 """
 
 import os
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -13,22 +14,22 @@ from typing import Any
 
 import torch
 
-from tests.processes.fork_server import Forked, fork_server
+from tests.processes import fork_server
 
 TIMEOUT_S = 120
 POLL_S = 0.01
 
 
-def start(program: str, backend: str, rank: int, world_size: int, folder: Path, log: int) -> Forked:
+def start(program: str, backend: str, rank: int, world_size: int, folder: Path, log: int) -> subprocess.Popen[str]:
     """One rank that runs "module:function", and saves what it returns as `folder`/BACKEND-RANK.pt."""
     threads, os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS"), "1"  # no threads before the fork
     try:
-        server = fork_server("tests.torch.use.rank")
+        server = fork_server.fork_server("tests.torch.use.rank")
     finally:
         os.environ.pop("OMP_NUM_THREADS")
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
-    return server.fork(log, [program, backend, str(rank), str(world_size), str(folder)])
+    return fork_server.Forked(server, [program, backend, str(rank), str(world_size), str(folder)], stderr=log)
 
 
 def run(program: str, backend: str, world_size: int, folder: Path, timeout_s: float = TIMEOUT_S) -> list[Any]:
@@ -47,8 +48,6 @@ def run(program: str, backend: str, world_size: int, folder: Path, timeout_s: fl
                 rank.kill()
             for rank in ranks:
                 rank.wait()
-                rank.stdin.close()
-                rank.stdout.close()
         log.seek(0)
         assert codes == [0] * world_size, f"{program} on {backend}: ranks ended with {codes}\n{log.read()}"
     return [torch.load(folder / f"{backend}-{rank}.pt", weights_only=False) for rank in range(world_size)]

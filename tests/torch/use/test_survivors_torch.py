@@ -31,8 +31,6 @@ def test_survivors_of_killed_rank_train_on(tmp_path: Path) -> None:
         for rank in group:
             rank.kill()
             rank.wait()
-            rank.stdin.close()
-            rank.stdout.close()
         log.seek(0)
         assert codes == [0, 0, -signal.SIGKILL], log.read()
     said = [torch.load(tmp_path / f"pccl-{rank}.pt", weights_only=False) for rank in (0, 1)]

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pccl import MasterNode
-from tests.processes.fork_server import Forked, fork_server, is_available
 from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
-from tests.training.peer_process import PeerProcess
+from tests.training.peer_process import PeerProcess, started
 from tests.training.peers import assert_parity
 from tests.training.state.replicated_peers import KINDS, ReplicatedPeer
 
 torch = pytest.importorskip("torch")
 
 MODULE = "tests.training.state.replicated_process"
-
-
-@contextmanager
-def started(*arguments: object) -> Iterator[PeerProcess]:
-    given = [str(each) for each in arguments]
-    process: subprocess.Popen[str] | Forked
-    if is_available():
-        process = fork_server(MODULE).fork(2, given)
-    else:
-        process = subprocess.Popen([sys.executable, "-m", MODULE, *given], stdout=subprocess.PIPE, text=True)
-    try:
-        yield PeerProcess(process)
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow
@@ -54,7 +33,7 @@ def test_kills_keep_replicas_identical(master: MasterNode, kind: str, tmp_path: 
     with ExitStack() as stack:
 
         def start(number: int, *end_s: float) -> PeerProcess:
-            return stack.enter_context(started(kind, master.address, number, stop, *end_s))
+            return stack.enter_context(started(kind, master, number, stop, *end_s, module=MODULE))
 
         everybody = [start(number) for number in range(4)]
         living = list(everybody)
