@@ -219,7 +219,7 @@ class Control(Part):
             __version__,
             options.group,
             list(options.hosts),
-            options.port or self._listener.getsockname()[1],
+            options.port or self._listen_port,
             options.connections,
             options.name,
             site=options.site,
