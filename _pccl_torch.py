@@ -98,8 +98,8 @@ def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
 
 def _of_pccl(group: Any) -> Any:
     """Return the group (None: the default group) if it is a pccl group, otherwise None."""
-    if group is None and (c10d := _c10d()).is_initialized():
-        group = c10d._get_default_group()
+    if group is None:
+        group = _c10d().GroupMember.WORLD
     return group if hasattr(group, "monitored_barrier") and getattr(group, "is_of_pccl", False) else None
 
 
