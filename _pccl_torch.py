@@ -164,29 +164,29 @@ def _new_group(
 ) -> Any:
     """Create a group. If a device map names pccl and other backends, pccl's group gets a hidden group of the others,
     because torch cannot put a backend written in Python into a group with others."""
-    c10d = _c10d()
-    is_map = f":{NAME}" in str(backend).lower()
-    config = c10d.BackendConfig(backend) if is_map else None
-    kinds = config.get_device_backend_map() if config is not None else {}
+    c10d, kinds = _c10d(), {}
+    if f":{NAME}" in str(backend).lower():
+        config = c10d.BackendConfig(backend)
+        kinds = config.get_device_backend_map()
     own = [device for device, kind in kinds.items() if kind == NAME]
     others = ",".join(f"{device}:{kind}" for device, kind in kinds.items() if kind != NAME)
-    if not others or not own:
+    if len(kinds) < 2 or not own:
         return theirs(size, rank, ranks, backend, store, name, *args, **keywords)
     group, its_store = theirs(size, rank, ranks, f"{own[0]}:{NAME}", store, name, *args, **keywords)
-    if _of_pccl(group) is None or group.is_mixed:  # not a member, or an existing group with the same tag
-        return group, its_store
-    keywords["pg_tag"] = None
-    other, _ = theirs(size, rank, ranks, others, store, f"{name}:others", *args, **keywords)
     world = c10d._world
-    for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
-        table.pop(other, None)
-    for groups in world.tags_to_pg.values():
-        if other in groups:
-            groups.remove(other)
-    c10d._unregister_process_group(other.group_name)
-    world.pg_map[group] = backend, its_store
-    world.pg_backend_config[group] = str(config)
-    group.mix(own, other)
+    if _of_pccl(group) is None or world.pg_map[group][0] == backend:  # not a member, or an existing group with this tag
+        return group, its_store
+    world.pg_map[group], world.pg_backend_config[group] = (backend, its_store), str(config)
+    if others:
+        keywords["pg_tag"] = None
+        other, _ = theirs(size, rank, ranks, others, store, f"{name}:others", *args, **keywords)
+        for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
+            table.pop(other, None)
+        for groups in world.tags_to_pg.values():
+            if other in groups:
+                groups.remove(other)
+        c10d._unregister_process_group(other.group_name)
+        group.mix(own, other)
     return group, its_store
 
 

@@ -73,8 +73,6 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     """
 
     is_of_pccl = True
-    is_mixed = False
-    """Whether other backends serve some devices."""
     group_name = ""
     group_desc = ""
     bound_device_id: Any = None
@@ -250,7 +248,6 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
 class MixedGroup(ProcessGroupPCCL):
     """A group of a device map, such as "cpu:pccl,cuda:nccl"."""
 
-    is_mixed = True
     _devices: tuple[str, ...]
     _others: TorchProcessGroup
 
