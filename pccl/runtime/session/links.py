@@ -259,12 +259,10 @@ class Port:
     @classmethod
     def hold(cls, system: System, host: str, number: int) -> Port:
         """Return the port at this address, which each caller must `release`. Raises OSError."""
-        try:
-            ports = _ports.get()
-        except LookupError:
+        ports, address = _ports.get(None), (system, host, number)
+        if ports is None:
             _ports.set(ports := {})
-        address = system, host, number
-        port = ports.get(address)
+        port: Port | None = ports.get(address)
         if port is None:
             port = ports[address] = cls(system, system.listen(host, number))
             trio.lowlevel.spawn_system_task(port._accept)
@@ -331,7 +329,7 @@ class Port:
         raise ProtocolError(harmless(text))
 
 
-_ports: trio.lowlevel.RunVar[dict[tuple[System, str, int], Port]] = trio.lowlevel.RunVar("pccl_ports")
+_ports: trio.lowlevel.RunVar[Any] = trio.lowlevel.RunVar("pccl_ports")
 
 
 @contextmanager

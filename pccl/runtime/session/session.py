@@ -318,7 +318,6 @@ class PeerSession:
             last.callback(self._engine.close)
             last.callback(self.ops.hear_last)
             last.callback(self._fast_path.close)
-            last.callback(self._heartbeats.close)
             last.callback(self._port.release)
             last.callback(self._master.connection.close)
 
