@@ -43,6 +43,7 @@ def register() -> None:
         _extend(distributed, "split_group", _split_group)
         _extend(distributed, "send", _send)
         _extend(distributed, "recv", _recv)
+        _extend(distributed, "_new_process_group_helper", _new_group)
     except Exception as error:
         warnings.warn(f"cannot register pccl as a torch.distributed backend: {error!r}", RuntimeWarning, stacklevel=2)
 
@@ -97,8 +98,8 @@ def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
 
 def _of_pccl(group: Any) -> Any:
     """Return the group (None: the default group) if it is a pccl group, otherwise None."""
-    if group is None and (c10d := _c10d()).is_initialized():
-        group = c10d._get_default_group()
+    if group is None:
+        group = _c10d().GroupMember.WORLD
     return group if hasattr(group, "monitored_barrier") and getattr(group, "is_of_pccl", False) else None
 
 
@@ -156,6 +157,37 @@ def _seen_by_others() -> Any:
 def _is_plain(tensor: Any) -> bool:
     """Return whether the tensor has no `__torch_function__` override."""
     return hasattr(tensor, "data_ptr") and not _seen_by_others()(tensor)
+
+
+def _new_group(
+    theirs: Any, size: int, rank: int, ranks: Any, backend: Any, store: Any, name: str, *args: Any, **keywords: Any
+) -> Any:
+    """Create a group. If a device map names pccl and other backends, pccl's group gets a hidden group of the others,
+    because torch cannot put a backend written in Python into a group with others."""
+    c10d, kinds = _c10d(), {}
+    if f":{NAME}" in str(backend).lower():
+        config = c10d.BackendConfig(backend)
+        kinds = config.get_device_backend_map()
+    own = [device for device, kind in kinds.items() if kind == NAME]
+    others = ",".join(f"{device}:{kind}" for device, kind in kinds.items() if kind != NAME)
+    if len(kinds) < 2 or not own:
+        return theirs(size, rank, ranks, backend, store, name, *args, **keywords)
+    group, its_store = theirs(size, rank, ranks, f"{own[0]}:{NAME}", store, name, *args, **keywords)
+    world = c10d._world
+    if _of_pccl(group) is None or world.pg_map[group][0] == backend:  # not a member, or an existing group with this tag
+        return group, its_store
+    world.pg_map[group], world.pg_backend_config[group] = (backend, its_store), str(config)
+    if others:
+        keywords["pg_tag"] = None
+        other, _ = theirs(size, rank, ranks, others, store, f"{name}:others", *args, **keywords)
+        for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
+            table.pop(other, None)
+        for groups in world.tags_to_pg.values():
+            if other in groups:
+                groups.remove(other)
+        c10d._unregister_process_group(other.group_name)
+        group.mix(own, other)
+    return group, its_store
 
 
 def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **keywords: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch.op_specs import OpSpecs
 from pccl.torch.reductions import Reduction, arithmetic, folded, name_of, premultiplied
 from pccl.torch.tensors import (
@@ -308,6 +309,16 @@ def reduce_scatter_together(
         return list(outputs)
 
     return Plan(steps())
+
+
+def plain(spec: OpSpec, tensor: Tensor) -> Plan:
+    """Execute a send or recv of a tensor that needs no copy."""
+
+    def steps() -> Steps:
+        yield spec
+        return [tensor]
+
+    return Plan(steps(), True)
 
 
 def send(specs: OpSpecs, tag: int, tensor: Tensor, to: int) -> Plan:

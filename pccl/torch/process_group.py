@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.distributed import ProcessGroup as TorchProcessGroup
 
+from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.torch import bootstrap
 from pccl.torch.collective_methods import CollectiveMethods
@@ -235,6 +236,73 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
 
     def perform_nocolor_split(self, device: Any = None) -> None:
         """Ignored: ranks outside a new group do not take part in forming it."""
+
+    # Device maps.
+
+    def mix(self, devices: Sequence[str], others: TorchProcessGroup) -> None:
+        """Serve only the device types `devices`, and leave the rest to `others`, a group of the same ranks."""
+        self.__class__ = MixedGroup
+        self._devices, self._others = tuple(devices), others
+
+
+class MixedGroup(ProcessGroupPCCL):
+    """A group of a device map, such as "cpu:pccl,cuda:nccl"."""
+
+    _devices: tuple[str, ...]
+    _others: TorchProcessGroup
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device(kind) for kind in self._devices] + list(self._others._device_types)
+
+    def _get_backend(self, device: Any) -> Any:
+        return self._backend if torch.device(device).type in self._devices else self._others._get_backend(device)
+
+    get_backend = _get_backend
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._others._set_default_timeout(timeout)
+        super().set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def reconfigure(self, opts: Any) -> Any:
+        raise NotImplementedError("a process group with a device map cannot be reconfigured: create another one")
+
+    def shutdown(self) -> None:
+        self._others.shutdown()
+        super().shutdown()
+
+    def abort(self) -> None:
+        self._others.abort()
+        super().abort()
+
+
+def _routed(name: str) -> Any:
+    """Return the method of a `MixedGroup` that leaves calls on other devices to their backends."""
+    ours = getattr(ProcessGroupPCCL, name)
+
+    def method(self: MixedGroup, *args: Any, **keywords: Any) -> Any:
+        device = _device_in([*args, *keywords.values()])
+        if device is None or device.type in self._devices:
+            return ours(self, *args, **keywords)
+        keywords.pop("waits", None)
+        return getattr(self._others, name)(*args, **keywords)
+
+    return method
+
+
+def _device_in(values: Any) -> Any:
+    """Return the device of the first tensor in the arguments of a call, or the device in its options, or None."""
+    if isinstance(values, list | tuple):
+        return next((found for each in values if (found := _device_in(each)) is not None), None)
+    return values if isinstance(values, torch.device) else getattr(values, "device", None)
+
+
+for _name in {*dir(CollectiveMethods), *dir(PointToPointMethods)} & vars(TorchProcessGroup).keys():
+    if not _name.startswith("__"):
+        setattr(MixedGroup, _name, _routed(_name))
+outside_graphs(MixedGroup)
 
 
 def split_group(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -31,6 +32,16 @@ from pccl.torch.work import PCCLWork
 from pccl.types import Result
 
 QUEUES = 8
+
+
+class Turn:
+    """The place in its queue of a point-to-point call that needs no work, because its caller only waits."""
+
+    use = UNUSED
+
+    def __init__(self, queue: Hashable) -> None:
+        self.queue = queue
+        self.places: deque[Any] = deque((self,))
 
 
 class Scheduler:
@@ -62,10 +73,10 @@ class Scheduler:
         self.first_failure: BackendError | None = None
         """The first failure of any call, including a timeout."""
         self._has_left = False
-        self._queues: dict[Hashable, deque[PCCLWork]] = {}
+        self._queues: dict[Hashable, deque[Any]] = {}
         self._open: set[PCCLWork] = set()
         """Works that are not over."""
-        self._uses: Uses[PCCLWork] = Uses()
+        self._uses: Uses[Any] = Uses()
         self._due: deque[PCCLWork] = deque()
         """Works that are about to start."""
         self.dropped: deque[PCCLWork] = deque(maxlen=64)
@@ -102,6 +113,11 @@ class Scheduler:
                 work.blockers += 1
             work.is_first = not work.blockers
 
+    def takes(self, turn: Turn) -> bool:
+        """Let a call occupy its queue until `finished`. Return False if the queue is not empty."""
+        with self._lock:
+            return self._queues.setdefault(turn.queue, turn.places) is turn.places
+
     def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
         """Start an entered work if it has no blockers. `waits`: its caller only waits for it."""
         if work.is_first and (waits or self._is_local):
@@ -118,7 +134,7 @@ class Scheduler:
         work.is_watched = True
         self._deadlines.watch(work)
 
-    def finished(self, work: PCCLWork) -> None:
+    def finished(self, work: PCCLWork | Turn) -> None:
         """Remove a work that is over, and start the next one in its queue."""
         following = None
         with self._lock:

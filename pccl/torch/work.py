@@ -9,12 +9,13 @@ continues the call if its steps are *light*, i.e. only inspect results; otherwis
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -24,6 +25,7 @@ from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.threads.waking import Latch
+from pccl.torch.errors import BackendError
 from pccl.torch.memory_use import UNUSED, Use
 from pccl.torch.transport import Op
 from pccl.types import Result
@@ -52,6 +54,21 @@ def seconds(timeout: Any, default_s: float) -> float:
         return default_s
     found = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return found if found > 0 else default_s
+
+
+class Calls(Protocol):
+    """What a work uses of its group's `Scheduler`, which imports this module."""
+
+    dropped: deque[PCCLWork]
+
+    def check(self, op: Op, title: str, /) -> None: ...
+    def cancel(self, op: Op, title: str, timeout_s: float, /) -> None: ...
+    def later(self, call: Callable[[], None], /) -> None: ...
+    def run(self, spec: OpSpec, title: str, timeout_s: float, /) -> Op: ...
+    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None], /) -> None: ...
+    def may_repeat(self, spec: OpSpec, error: PCCLError, /) -> bool: ...
+    def failure(self, title: str, error: PCCLError, spec: OpSpec | None = None, /) -> BackendError: ...
+    def finished(self, work: PCCLWork, /) -> None: ...
 
 
 @outside_graphs
@@ -86,7 +103,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: Calls,
         title: str,
         steps: Steps | None,
         queue: Hashable,
@@ -95,7 +112,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         tensors: Sequence[Any] = (),
     ) -> None:
         """Args:
-        scheduler: The group's `Scheduler`.
         steps: The call; None for a work that other code completes with `end`.
         queue: The queue that holds the work.
         tensors: The tensors of the result.
@@ -128,7 +144,10 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 try:
                     if self._is_launched:
                         self._is_launched = False
-                        scheduler.check(self._op, title)
+                        op = self._op
+                        if op is None:
+                            return  # another thread has ended the work
+                        scheduler.check(op, title)
                         self._spec = None
                     if self._spec is None:
                         self._spec = next(steps)

@@ -233,19 +233,19 @@ class Inbound:
         await trio.sleep_forever()
 
 
-class Listener:
-    def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 1
-
-    def close(self) -> None:
-        pass
-
-
 class Sock:
     def detach(self) -> int:
         return -1
 
     def close(self) -> None:
+        pass
+
+
+class Port:
+    number = 1
+    listener = Sock()
+
+    def release(self) -> None:
         pass
 
 
@@ -362,10 +362,10 @@ class World:
         await trio.lowlevel.checkpoint()
         engine = Engine(options.group, options.segment_bytes)
         connection: Any = self._hub.connect()
-        listener: Any = Listener()
+        port: Any = Port()
         address = masters[0]
         search = MasterAddresses(masters)
-        session = PeerSession(connection, listener, engine, options, search, address, seek_s)
+        session = PeerSession(connection, port, engine, options, search, address, seek_s)
         self.sessions.append(session)
         return session
 

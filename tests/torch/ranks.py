@@ -34,7 +34,9 @@ def worlds() -> Iterator[None]:
         multi_threaded_pg._uninstall_threaded_pg()
 
 
-def run_ranks(size: int, script: Callable[[int], Any], *, timeout: float = LIMIT_S, ends: bool = True) -> list[Any]:
+def run_ranks(
+    size: int, script: Callable[[int], Any], *, timeout: float = LIMIT_S, ends: bool = True, backend: str = "pccl"
+) -> list[Any]:
     """Run `script(rank)` in a thread for each rank, with a default group of pccl, and return what each returns.
 
     What the first of them raises is raised here. `ends`: destroy the group at the end of each script.
@@ -47,7 +49,7 @@ def run_ranks(size: int, script: Callable[[int], Any], *, timeout: float = LIMIT
     def rank_main(rank: int) -> None:
         try:
             limit = timedelta(seconds=timeout)
-            dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=limit)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
             results[rank] = script(rank)
         except BaseException as error:
             errors.append(error)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 import pccl  # noqa: E402
 import pccl.torch.bootstrap  # noqa: E402
@@ -179,3 +182,70 @@ def test_init_timeout_names_missing_ranks(
     with pytest.raises(dist.DistStoreError, match=f"process group 7 .*after \\d\\.\\d s: {missing} .*not called it"):
         pccl.torch.ProcessGroupPCCL(store, rank, 3, timedelta(seconds=0.5), global_ranks=[10, 11, 12], name="7")
     assert re.search(f"process group 7 has waited 0 s for {missing}, which", caplog.text)
+
+
+def test_groups_of_a_process_share_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        monkeypatch.setenv("PCCL_LISTEN", f"0.0.0.0:{held.getsockname()[1]}")
+
+        def script(rank: int) -> list[float]:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+            groups = [
+                dist.new_group([0, 1, 3]),
+                dist.new_group(),
+                mesh["rows"].get_group(),
+                mesh["columns"].get_group(),
+            ]
+            sums = []
+            for group in groups:
+                tensor = torch.tensor([float(rank)])
+                if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                    dist.all_reduce(tensor, group=group)
+                sums.append(tensor.item())
+            return sums
+
+        assert run_ranks(4, script) == [[4, 6, 2, 1], [4, 6, 4, 1], [2, 6, 2, 5], [4, 6, 4, 5]]
+
+
+@pytest.mark.parametrize(("backend", "is_ours"), [("cpu:pccl,cuda:gloo", True), ("cuda:pccl,cpu:gloo", False)])
+def test_device_map(backend: str, is_ours: bool) -> None:
+    """Each device type has the backend that the map names, also in groups made from the default group."""
+
+    def script(rank: int) -> list[Any]:
+        found: list[Any] = []
+        for group in (dist.group.WORLD, dist.new_group([0, 1])):
+            assert dist.get_backend_config(group) == dist.get_backend(group) == backend
+            assert {device.type for device in group._device_types} == {"cpu", "cuda"}
+            kinds = [type(group._get_backend(torch.device(kind))).__name__ for kind in ("cpu", "cuda")]
+            assert kinds == (["BackendPCCL", "ProcessGroupGloo"] if is_ours else ["ProcessGroupGloo", "BackendPCCL"])
+            tensor = torch.full((3,), float(rank))
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            work.wait()
+            assert isinstance(work, pccl.torch.PCCLWork) is is_ours
+            if rank == 0:
+                dist.send(tensor, 1, group)
+            else:
+                dist.recv(tensor, 0, group)
+            dist.barrier(group)
+            objects = [None, None]
+            dist.all_gather_object(objects, rank, group)
+            found += [tensor.tolist(), objects]
+            with pytest.raises(NotImplementedError, match="device map"):
+                group.reconfigure(None)
+        assert len(dist.distributed_c10d._world.pg_map) == 2
+        dist.destroy_process_group(group)
+        return found
+
+    assert run_ranks(2, script, backend=backend) == [[[1.0] * 3, [0, 1]] * 2] * 2
+
+
+def test_device_map_of_one_backend() -> None:
+    def script(rank: int) -> list[Any]:
+        group = dist.group.WORLD
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        return [type(group), tensor.tolist()]
+
+    assert run_ranks(2, script, backend="cpu:pccl,cuda:pccl") == [[pccl.torch.ProcessGroupPCCL, [2.0, 2.0]]] * 2

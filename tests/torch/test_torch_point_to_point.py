@@ -314,3 +314,23 @@ def test_started_send_completes_without_wait() -> None:
         return got
 
     assert run_ranks(2, script)[1] == [float(number) for number in range(6)]
+
+
+def test_large_group_links_neighbors_only() -> None:
+    """A group of two ranks connects those that are not neighbors."""
+
+    def script(rank: int) -> str:
+        pair = dist.new_group([0, 5])
+        tensor, text = torch.full((3,), float(rank)), ""
+        if rank in (0, 5):
+            with pytest.raises(pccl.torch.BackendError) as caught:
+                dist.send(tensor, 5) if rank == 0 else dist.recv(tensor, 0)
+            dist.send(tensor, 5, pair) if rank == 0 else dist.recv(tensor, 0, pair)
+            assert tensor.tolist() == [0.0] * 3
+            text = str(caught.value)
+        dist.barrier()
+        return text
+
+    texts = run_ranks(17, script)
+    assert "no link with rank 5: in a group of more than 16 peers" in texts[0]
+    assert "form a group of only these two" in texts[5]

@@ -509,7 +509,8 @@ def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
     if not view.is_meshed and other not in neighbours(view.ring, view.peer):
         return (
             Result.INVALID_USAGE,
-            f"no link with peer {other}: in a group without a mesh, only neighbours in the ring are linked",
+            f"no link with peer {other}: in a group of more than 16 peers, or with a failed link, only neighbors in "
+            "the ring are linked; form a group of only these two",
         )
     return None
 

@@ -92,6 +92,7 @@ async def accept_connections(
     is_starved = False
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
+        await trio.lowlevel.checkpoint_if_cancelled()  # the listener may be closed
         try:
             sock, address = listener.accept()
         except BlockingIOError:

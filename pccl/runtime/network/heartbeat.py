@@ -2,15 +2,17 @@
 
 `HeartbeatThread` wraps the C thread (`native/src/heartbeat.c`), which sends and expects heartbeats on its connections
 and reports silent or closed ones. `keep_heartbeats` is the peer's side: it dials the master, hands the connection to
-the thread, and redials when it closes. `threads.progress` defines what heartbeats prove.
+the thread that the process's peers share, and redials when it closes. `threads.progress` defines what heartbeats prove.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import trio
@@ -19,6 +21,7 @@ from pccl.runtime.extension import ffi, lib, text
 from pccl.runtime.network.wire import ConnectionLost
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.progress import Progress
+from pccl.runtime.threads.tasks import start_task
 
 logger = logging.getLogger("pccl.peer")
 
@@ -70,6 +73,9 @@ class HeartbeatThread:
 
     def add(self, connection: int, fd: int) -> None:
         """Take ownership of a connected socket. Close it and raise OSError if the system refuses it."""
+        if self._handle == ffi.NULL:
+            os.close(fd)
+            raise OSError("the heartbeat thread has ended")
         status = lib.pccl_heartbeat_add(self._handle, connection, fd)
         if status != lib.PCCL_OK:
             raise OSError(f"the system refuses a heartbeat connection (status {status})")
@@ -111,28 +117,89 @@ class HeartbeatThread:
             self._handle = ffi.NULL
 
 
-async def keep_heartbeats(thread: HeartbeatThread, connect: Callable[[], Awaitable[Any]], timeout_s: float) -> str:
+class SharedHeartbeats:
+    """A heartbeat thread for all sessions of one trio run with the same timeout. The last of them closes it."""
+
+    def __init__(self, thread: HeartbeatThread) -> None:
+        self._thread = thread
+        self._users = 0
+        self._numbers = count(1)
+        self._ends: dict[int, trio.MemorySendChannel[Silent | Closed]] = {}
+        self._scope = trio.CancelScope()
+
+    @classmethod
+    @contextmanager
+    def of_run(cls, create: Callable[[float], HeartbeatThread], timeout_s: float) -> Iterator[SharedHeartbeats]:
+        """Yield the heartbeats of this trio run, whose thread `create` starts. Raises OSError."""
+        known = _shared.get(None)
+        if known is None:
+            _shared.set(known := {})
+        if (create, timeout_s) not in known:
+            known[create, timeout_s] = cls(create(timeout_s))
+            trio.lowlevel.spawn_system_task(known[create, timeout_s]._run)
+        shared = known[create, timeout_s]
+        shared._users += 1
+        try:
+            yield shared
+        finally:
+            shared._users -= 1
+            if not shared._users:
+                del known[create, timeout_s]
+                shared._scope.cancel()
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    start_task(nursery, self._thread.keep_progress)
+                    while True:
+                        for event in await self._thread.events():
+                            if event.connection in self._ends:
+                                self._ends[event.connection].send_nowait(event)
+        except Exception:
+            logger.exception("the heartbeat thread cannot be read")
+            for end in self._ends.values():
+                end.close()
+        finally:
+            self._thread.close()
+
+    def forget_after_fork(self) -> None:
+        self._thread.forget_after_fork()
+
+    async def keep(self, sock: Any) -> Silent | Closed:
+        """Exchange heartbeats over a connected socket until its end. Raises OSError if the system refuses it."""
+        number = next(self._numbers)
+        self._ends[number], end = trio.open_memory_channel[Silent | Closed](1)
+        try:
+            self._thread.add(number, sock.detach())
+            return await end.receive()
+        finally:
+            del self._ends[number]
+            self._thread.remove(number)
+
+
+_shared: trio.lowlevel.RunVar[Any] = trio.lowlevel.RunVar("pccl_heartbeats")
+
+
+async def keep_heartbeats(shared: SharedHeartbeats, connect: Callable[[], Awaitable[Any]], timeout_s: float) -> str:
     """Exchange heartbeats until the other side has been silent for `timeout_s`, and return the reason. `connect`
     returns a connection or raises ConnectionLost."""
     deadline = trio.current_time() + max(timeout_s, FIRST_HEARTBEAT_S)
-    for connection in range(1, 2**63):
+    while True:
         failure = "no answer"
-        added = False
+        sock: Any = None
         with trio.move_on_at(deadline):
-            while not added:
+            while sock is None:
                 try:
                     sock = await connect()
-                    thread.add(connection, sock.detach())
-                    added = True
                 except (ConnectionLost, OSError) as error:
                     failure = str(error)
                     logger.debug("no heartbeat connection: %s", failure)
                     await trio.sleep(timeout_s / PAUSES_PER_TIMEOUT)
-        if not added:
+        if sock is None:
             return f"could not be reached with heartbeats: {failure}"
-        (event,) = await thread.events()
+        event = await shared.keep(sock)
         if isinstance(event, Silent):
             return f"was silent for {event.silent_s:.1f} s"
         logger.info("the heartbeat connection was lost: %s", event.reason)
         deadline = trio.current_time() + timeout_s
-    raise AssertionError("out of numbers")

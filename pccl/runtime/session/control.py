@@ -30,12 +30,11 @@ from pccl.protocol.wait_reasons import explain_wait
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, Address, MasterAddresses
 from pccl.runtime.network.clients import NoAnswer, ask
-from pccl.runtime.network.heartbeat import HeartbeatThread, keep_heartbeats
+from pccl.runtime.network.heartbeat import SharedHeartbeats, keep_heartbeats
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, SocketChannel, dial_control
 from pccl.runtime.session.driver import Part, Shared
 from pccl.runtime.session.recorder import RecordingParts
-from pccl.runtime.threads.tasks import start_task
 
 WELCOME_TIMEOUT_S = 10.0
 RETRY_S = 1.0
@@ -219,7 +218,7 @@ class Control(Part):
             __version__,
             options.group,
             list(options.hosts),
-            options.port or self._listener.getsockname()[1],
+            options.port or self._listen_port,
             options.connections,
             options.name,
             site=options.site,
@@ -368,7 +367,7 @@ class Heartbeats(Part):
         self.is_connected = False
         """Whether there is a heartbeat connection."""
         self._scope = trio.CancelScope()
-        self._thread: HeartbeatThread | None = None
+        self._shared: SharedHeartbeats | None = None
 
     def begin(self, master: Address, timeout_s: float) -> None:
         """Exchange heartbeats with a master that has accepted this peer; stop those with any other."""
@@ -379,13 +378,9 @@ class Heartbeats(Part):
     def stop(self) -> None:
         self._scope.cancel()
 
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.close()
-
     def forget_after_fork(self) -> None:
-        if self._thread is not None:
-            self._thread.forget_after_fork()
+        if self._shared is not None:
+            self._shared.forget_after_fork()
 
     async def _send(self, master: Address, timeout_s: float, scope: trio.CancelScope) -> None:
         hello = m.HeartbeatHello(m.PROTOCOL_VERSION, self._driver.facts.run, self._driver.facts.peer)
@@ -398,21 +393,13 @@ class Heartbeats(Part):
             self.is_connected = True
             return sock
 
-        thread: HeartbeatThread | None = None
         with scope:
             try:
-                thread = self._thread = self._options.system.heartbeats(timeout_s)
-                async with trio.open_nursery() as nursery:
-                    start_task(nursery, thread.keep_progress)
-                    reason = await keep_heartbeats(thread, connect, timeout_s)
-                    nursery.cancel_scope.cancel()
-            except OSError as error:
+                with SharedHeartbeats.of_run(self._options.system.heartbeats, timeout_s) as self._shared:
+                    reason = await keep_heartbeats(self._shared, connect, timeout_s)
+            except OSError as error:  # the next attempt, soon, may have what this one lacks
                 reason = f"cannot be sent heartbeats: {error}"
-                if thread is None:  # the next attempt, soon, may have what this one lacks
-                    await trio.sleep(RETRY_S)
-            finally:
-                if thread is not None:
-                    thread.close()
+                await trio.sleep(RETRY_S)
             with self._driver.taking_over as machine:
                 machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
 

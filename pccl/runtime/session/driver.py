@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -348,7 +347,8 @@ class Shared:
     options: SessionOptions
     logger: logging.LoggerAdapter[logging.Logger]
     master: MasterConnection
-    listener: socket.socket
+    listen_port: int
+    """The port that accepts connections from peers."""
     engine: Engine
     lifetime: Lifetime
     driver: Driver
@@ -364,7 +364,7 @@ class Part:
         self._options = shared.options
         self._logger = shared.logger
         self._master = shared.master
-        self._listener = shared.listener
+        self._listen_port = shared.listen_port
         self._engine = shared.engine
         self._lifetime = shared.lifetime
         self._driver = shared.driver

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError, Keys
-from pccl.protocol.codec import ProtocolError, decode_body, encode
+from pccl.protocol.codec import ProtocolError, decode_body, encode, harmless
 from pccl.protocol.names import peer_named
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
@@ -23,11 +25,14 @@ from pccl.runtime.network import addresses, datagrams, handshake, links, probe
 from pccl.runtime.network.accepting import LogLimiter, Unauthenticated, accept_connections
 from pccl.runtime.network.datagrams import Datagrams
 from pccl.runtime.network.shared_memory import SharedMemory
+from pccl.runtime.network.system import System
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
 from pccl.runtime.session.driver import Part, Shared
 from pccl.runtime.session.state_sync import StateSync
 from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
+
+logger = logging.getLogger("pccl.peer")
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 STANDS_S = 1.0
@@ -256,18 +261,126 @@ class Outbound(Part):
 # Connections that other peers open to this peer's port.
 
 
+class Port:
+    """A listening socket shared by the sessions of one trio run that listen on the same address.
+
+    A connection's first message names a run and a peer. Before the connection is authenticated, it is passed to that
+    peer's session, or refused if there is none.
+    """
+
+    def __init__(self, system: System, listener: socket.socket) -> None:
+        self.listener = listener
+        self.number: int = listener.getsockname()[1]
+        self.unauthenticated = Unauthenticated()
+        self.users: list[Inbound] = []
+        self._system = system
+        self._limited_log = LogLimiter(logger, trio.current_time)
+        self._held = 0
+        self._scope = trio.CancelScope()
+
+    @classmethod
+    def hold(cls, system: System, host: str, number: int) -> Port:
+        """Return the port at this address, which each caller must `release`. Raises OSError."""
+        ports, address = _ports.get(None), (system, host, number)
+        if ports is None:
+            _ports.set(ports := {})
+        port: Port | None = ports.get(address)
+        if port is None:
+            port = ports[address] = cls(system, system.listen(host, number))
+            trio.lowlevel.spawn_system_task(port._accept)
+        port._held += 1
+        return port
+
+    def release(self) -> None:
+        """Close the socket if no other session holds it."""
+        self._held -= 1
+        if not self._held:
+            ports = _ports.get()
+            del ports[next(address for address, port in ports.items() if port is self)]
+            self._scope.cancel()
+            self.listener.close()
+
+    async def _accept(self) -> None:
+        def begin(sock: socket.socket, address: tuple[str, int]) -> None:
+            start_task(nursery, self._contained, self._greet, sock, address)
+
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                await self._contained(accept_connections, self.listener, self.unauthenticated, begin, logger)
+
+    async def _contained(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run a task of the port. If it raises, the sessions end as if the task were theirs."""
+        try:
+            await function(*args)
+        except Exception as error:
+            for user in list(self.users):
+                user.break_off(error)
+
+    async def _greet(self, raw: socket.socket, address: tuple[str, int]) -> None:
+        """Read a dialer's opening and pass the connection on."""
+        sock = self._system.stream(raw)
+        host = addresses.plain_host(address)
+        where = addresses.join(host, address[1])
+        is_passed_on = False
+        try:
+            with _logged(self._limited_log, where), trio.fail_after(links.OPENING_TIMEOUT_S) as scope:
+                number = self.unauthenticated.enter(host, scope.cancel)
+                try:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    user, opening, body = await self._user(SocketChannel(sock))
+                finally:
+                    self.unauthenticated.leave(number)
+                is_passed_on = user.take(sock, host, where, scope.deadline, opening, body)
+        finally:
+            if not is_passed_on:
+                sock.close()
+
+    async def _user(self, channel: SocketChannel) -> tuple[Inbound, m.PeerOpening, bytes]:
+        """Return the session that a connection is for, with its opening, decoded and encoded."""
+        body = await channel.receive_body()
+        opening: m.Opening = decode_body(body, m.Opening)
+        if not isinstance(opening, m.PeerOpening):
+            text = "this is the port of a peer, not of its run's master: give the master's address"
+            await channel.send_frame(encode(m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)))
+            raise ProtocolError(f"it mistakes this peer for a master: its first message is {type(opening).__name__}")
+        for user in self.users:
+            if len(self.users) == 1 or user.is_meant(opening):
+                return user, opening, body
+        text = f"peer {opening.receiver} of run {opening.run!r} is not at this port"
+        await channel.send_frame(encode(m.Rejected(text)))
+        raise ProtocolError(harmless(text))
+
+
+_ports: trio.lowlevel.RunVar[Any] = trio.lowlevel.RunVar("pccl_ports")
+
+
+@contextmanager
+def _logged(log: LogLimiter, where: str) -> Iterator[None]:
+    """Log the failure of a connection from `where`."""
+    try:
+        yield
+    except AuthError as error:
+        log.log(logging.WARNING, f"connection from {where} refused: {error}")
+    except (ConnectionLost, ProtocolError, OSError) as error:
+        log.log(logging.INFO, f"connection from {where}: {error}")
+    except trio.TooSlowError:
+        text = f"connection from {where}: no valid opening in time, or too many unauthenticated connections"
+        log.log(logging.INFO, text)
+
+
 class Inbound(Part):
     """Connections that other peers open."""
 
     def __init__(
         self,
         shared: Shared,
+        port: Port,
         outbound: Outbound,
         state_sync: StateSync,
         until_master_speaks: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(shared)
-        self.unauthenticated = Unauthenticated()
+        self._port = port
         self._outbound = outbound
         self._state_sync = state_sync
         self._until_master_speaks = until_master_speaks
@@ -275,63 +388,59 @@ class Inbound(Part):
 
     async def accept(self) -> None:
         """Accept connections until cancelled."""
-        await accept_connections(self._listener, self.unauthenticated, self._begin, self._logger)
-
-    def _begin(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        if self._lifetime.ended.is_set():
-            sock.close()
-        else:
-            self._lifetime.spawn(self._greet, sock, addresses.plain_host(address), address[1])
-
-    async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
-        """Read a dialer's opening and pass the connection on."""
-        sock = self._options.system.stream(raw)
-        where = addresses.join(host, port)
-        serve: Callable[[], Awaitable[None]] | None = None
+        self._port.users.append(self)
         try:
-            with trio.fail_after(links.OPENING_TIMEOUT_S) as scope:
-                number = self.unauthenticated.enter(host, scope.cancel)
-                try:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    opening, keys = await self._hear(sock)
-                    if self._options.token:
-                        self.unauthenticated.leave(number)  # authenticated, and may wait for the master
-                    serve = await self._welcome(sock, opening, keys)
-                finally:
-                    self.unauthenticated.leave(number)
-            if serve is not None:
-                await serve()
-        except AuthError as error:
-            self._limited_log.log(logging.WARNING, f"connection from {where} refused: {error}")
-        except (ConnectionLost, ProtocolError, OSError) as error:
-            self._limited_log.log(logging.INFO, f"connection from {where}: {error}")
-        except trio.TooSlowError:
-            text = f"connection from {where}: no valid opening in time, or too many unauthenticated connections"
-            self._limited_log.log(logging.INFO, text)
+            await trio.sleep_forever()
+        finally:
+            self._port.users.remove(self)
+
+    def break_off(self, error: Exception) -> None:
+        """End the session because its port has failed."""
+        self._lifetime.break_off(error)
+
+    def is_meant(self, opening: m.PeerOpening) -> bool:
+        """Return whether a connection is for this session."""
+        facts = self._driver.facts
+        return opening.run == facts.run and opening.receiver == facts.peer
+
+    def take(self, *connection: Any) -> bool:
+        """Take a connection with the arguments of `_greet`, unless the session has ended."""
+        if self._lifetime.ended.is_set():
+            return False
+        self._lifetime.spawn(self._greet, *connection)
+        return True
+
+    async def _greet(
+        self, sock: trio.socket.SocketType, host: str, where: str, ends_at: float, opening: m.PeerOpening, body: bytes
+    ) -> None:
+        """Authenticate a dialer and pass the connection on."""
+        serve: Callable[[], Awaitable[None]] | None = None
+        unauthenticated = self._port.unauthenticated
+        try:
+            with _logged(self._limited_log, where):
+                with trio.fail_at(ends_at) as scope:
+                    number = unauthenticated.enter(host, scope.cancel)
+                    try:
+                        keys = await self._authenticate(sock, opening, body)
+                        if self._options.token:
+                            unauthenticated.leave(number)  # authenticated, and may wait for the master
+                        serve = await self._welcome(sock, opening, keys)
+                    finally:
+                        unauthenticated.leave(number)
+                if serve is not None:
+                    await serve()
         finally:
             sock.close()
 
-    async def _hear(self, sock: trio.socket.SocketType) -> tuple[m.PeerOpening, Keys | None]:
-        """Authenticate a dialer and return its opening and the connection's keys."""
-        channel = SocketChannel(sock)
-        body = await channel.receive_body()
-        opening: m.Opening = decode_body(body, m.Opening)
-        if not isinstance(opening, m.PeerOpening):
-            await self._send_to_master(channel)
-            raise ProtocolError(f"it mistakes this peer for a master: its first message is {type(opening).__name__}")
+    async def _authenticate(self, sock: trio.socket.SocketType, opening: m.PeerOpening, body: bytes) -> Keys | None:
+        """Authenticate a dialer and return the connection's keys."""
         await links.receive_padding(sock, opening, links.PADDING_TIMEOUT_S)
-        facts = self._driver.facts
+        channel, facts = SocketChannel(sock), self._driver.facts
         try:
-            keys = await handshake.accept(channel, self._options.token, facts.run, f"peer {facts.peer}", opening, body)
+            return await handshake.accept(channel, self._options.token, facts.run, f"peer {facts.peer}", opening, body)
         except AuthError as error:
             await channel.send_frame(encode(m.Rejected(str(error))))
             raise
-        return opening, keys
-
-    async def _send_to_master(self, channel: SocketChannel) -> None:
-        """Refuse a caller that mistakes this peer for a master."""
-        text = "this is the port of a peer, not of its run's master: give the master's address"
-        await channel.send_frame(encode(m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)))
 
     async def _welcome(
         self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None

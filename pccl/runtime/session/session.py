@@ -7,7 +7,6 @@ the engine then returns the buffers of open ops, so that no caller gets a buffer
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ from pccl.runtime.session.driver import (
     Shared,
     loop_has_ended,
 )
-from pccl.runtime.session.links import Inbound, Outbound
+from pccl.runtime.session.links import Inbound, Outbound, Port
 from pccl.runtime.session.ops import Ops
 from pccl.runtime.session.recorder import Dumps, FlightRecorder, RecordingParts
 from pccl.runtime.session.reports import LongWaits, WorkCounters, interval_s
@@ -70,7 +69,7 @@ class PeerSession:
     def __init__(
         self,
         connection: ControlConnection[m.MasterMessage],
-        listener: socket.socket,
+        port: Port,
         engine: Engine,
         options: SessionOptions,
         masters: MasterAddresses,
@@ -92,7 +91,7 @@ class PeerSession:
         self.installed = trio.Event()
         """Set when the first view is installed or can no longer be installed."""
         self._options = options
-        self._listener = listener
+        self._port = port
         self._engine = engine
         self._machine = machine = Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
@@ -110,14 +109,14 @@ class PeerSession:
         """This session's ops, for any thread."""
         self._driver = driver = Driver(machine, self._fast_path, lifetime, self.ops.hear, master.send)
         self.ops.driver = driver
-        shared = Shared(options, about, master, listener, engine, lifetime, driver, counters)
+        shared = Shared(options, about, master, port.number, engine, lifetime, driver, counters)
         self._calls = GroupCalls(shared)
         self._outbound = Outbound(shared)
         self._state_sync = StateSync(shared, self._calls, self._outbound.dial)
         self._heartbeats = Heartbeats(shared)
         parts = RecordingParts(shared, recorder.recording)
         self._control = control = Control(shared, masters, self._heartbeats, parts, seek_s)
-        self._inbound = Inbound(shared, self._outbound, self._state_sync, control.until_master_speaks)
+        self._inbound = Inbound(shared, port, self._outbound, self._state_sync, control.until_master_speaks)
         masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
         self._long_waits = LongWaits(counters, about, machine.name_of, masters_named)
         self._search: LongWait | None = None
@@ -185,7 +184,7 @@ class PeerSession:
         self._engine.forget_after_fork()
         self._heartbeats.forget_after_fork()
         self._master.connection.forget_after_fork()
-        self._listener.close()
+        self._port.listener.close()
         for op in self.ops.in_flight:
             op.forget_after_fork(ps.OpResult(op.op, failure.result, failure.message, 0))
 
@@ -319,8 +318,7 @@ class PeerSession:
             last.callback(self._engine.close)
             last.callback(self.ops.hear_last)
             last.callback(self._fast_path.close)
-            last.callback(self._heartbeats.close)
-            last.callback(self._listener.close)
+            last.callback(self._port.release)
             last.callback(self._master.connection.close)
 
     def _end_all(self) -> None:
@@ -442,15 +440,15 @@ async def open_session(
     with ExitStack() as undo:
         undo.callback(connection.close)
         try:
-            listener = options.system.listen(options.listen_host, options.listen_port)
+            port = Port.hold(options.system, options.listen_host, options.listen_port)
         except OSError as error:
             raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
-        undo.callback(listener.close)
+        undo.callback(port.release)
         try:
             engine = options.new_engine(options.group, options.segment_bytes, options.force_poll)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(engine.close)
-        session = PeerSession(connection, listener, engine, options, search, address, seek_s)
+        session = PeerSession(connection, port, engine, options, search, address, seek_s)
         undo.pop_all()
     return session

@@ -54,7 +54,7 @@ def ports(cluster: Cluster) -> list[str]:
     """The master's address and every peer's."""
     sessions = [peer._inner._session for peer in cluster.peers]
     assert all(session is not None for session in sessions)
-    return [cluster.address, *(f"127.0.0.1:{session._listener.getsockname()[1]}" for session in sessions if session)]
+    return [cluster.address, *(f"127.0.0.1:{session._port.number}" for session in sessions if session)]
 
 
 def arrivals(master: MasterNode, cluster: Cluster) -> int:

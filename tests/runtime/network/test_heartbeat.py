@@ -9,9 +9,11 @@ from typing import TypeVar
 
 import pytest
 import trio
+import trio.testing
 
+from pccl.runtime.extension import ffi
 from pccl.runtime.network import heartbeat as heartbeats_module
-from pccl.runtime.network.heartbeat import Closed, HeartbeatThread, Silent, keep_heartbeats
+from pccl.runtime.network.heartbeat import Closed, HeartbeatThread, SharedHeartbeats, Silent, keep_heartbeats
 from pccl.runtime.network.wire import ConnectionLost
 
 TIMEOUT_S = 0.3
@@ -68,7 +70,6 @@ def test_heartbeats_reconnect_until_silence(monkeypatch: pytest.MonkeyPatch) -> 
     async def main() -> None:
         ends: list[socket.socket] = []
         failures = iter([True, False, True, True, False, False])
-        thread = HeartbeatThread(TIMEOUT_S)
 
         async def connect() -> socket.socket:
             await trio.lowlevel.checkpoint()
@@ -80,8 +81,8 @@ def test_heartbeats_reconnect_until_silence(monkeypatch: pytest.MonkeyPatch) -> 
             ends.append(other)
             return mine
 
-        reason = await keep_heartbeats(thread, connect, LONG_S)
-        thread.close()
+        with SharedHeartbeats.of_run(HeartbeatThread, TIMEOUT_S) as shared:
+            reason = await keep_heartbeats(shared, connect, LONG_S)
         assert re.fullmatch(r"was silent for \d+\.\d s", reason)
         assert len(ends) == 3
         ends[-1].close()
@@ -96,9 +97,56 @@ def test_unreachable_heartbeats_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         async def connect() -> socket.socket:
             raise ConnectionLost("no route")
 
-        thread = HeartbeatThread(TIMEOUT_S)
-        reason = await keep_heartbeats(thread, connect, TIMEOUT_S)
-        thread.close()
+        with SharedHeartbeats.of_run(HeartbeatThread, TIMEOUT_S) as shared:
+            reason = await keep_heartbeats(shared, connect, TIMEOUT_S)
         assert reason == "could not be reached with heartbeats: no route"
+
+    run(main)
+
+
+def test_peers_of_a_run_share_a_thread() -> None:
+    """Each gets the end of its own connection, and the connections of one that stops are closed."""
+    created: list[HeartbeatThread] = []
+
+    def create(timeout_s: float) -> HeartbeatThread:
+        created.append(HeartbeatThread(timeout_s))
+        return created[-1]
+
+    async def main() -> None:
+        ends = [socket.socketpair() for _ in range(3)]
+        found: list[object] = [None] * 3
+        scopes = [trio.CancelScope() for _ in range(3)]
+        has_begun = [trio.Event() for _ in range(3)]
+        has_ended = [trio.Event() for _ in range(3)]
+
+        async def one(number: int) -> None:
+            with scopes[number], SharedHeartbeats.of_run(create, LONG_S) as shared:
+                has_begun[number].set()
+                found[number] = await shared.keep(ends[number][0])
+                has_ended[number].set()
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(one, number)
+            for event in has_begun:
+                await event.wait()
+            scopes[0].cancel()
+            ends[1][1].close()
+            await trio.testing.wait_all_tasks_blocked()
+            stream = trio.socket.from_stdlib_socket(ends[0][1])
+            while await stream.recv(100):  # heartbeats, then the end
+                pass
+            stream.close()
+            await has_ended[1].wait()
+            assert isinstance(found[1], Closed)
+            assert found[2] is None
+            assert len(created) == 1
+            scopes[2].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert created[0]._handle == ffi.NULL
+        with SharedHeartbeats.of_run(create, LONG_S), SharedHeartbeats.of_run(create, TIMEOUT_S):
+            pass
+        assert len(created) == 3
+        ends[2][1].close()
 
     run(main)

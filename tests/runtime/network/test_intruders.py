@@ -49,7 +49,7 @@ def dialled(address: str) -> socket.socket:
 def peer_port(peer: Communicator) -> str:
     session = peer._inner._session
     assert session is not None
-    return f"127.0.0.1:{session._listener.getsockname()[1]}"
+    return f"127.0.0.1:{session._port.number}"
 
 
 def read_frame(sock: socket.socket) -> bytes:

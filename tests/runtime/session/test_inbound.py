@@ -25,7 +25,7 @@ def refusal(opening: m.PeerOpening, encrypt: bool = False, is_optimizing: bool =
     options = SessionOptions(0, 1, token="secret", encrypt=encrypt)
     driver: Any = SimpleNamespace(facts=facts)
     shared = Shared(options, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, driver, NOBODY)
-    inbound = Inbound(shared, NOBODY, NOBODY, NOBODY)
+    inbound = Inbound(shared, NOBODY, NOBODY, NOBODY, NOBODY)
     return inbound._refusal(opening, KEYS if has_keys else None) or ""
 
 

@@ -36,7 +36,7 @@ class Played:
             options=SessionOptions(0, 1),
             logger=AboutLogger(logging.getLogger("pccl.peer"), dict),
             master=SimpleNamespace(host=""),
-            listener=None,
+            listen_port=1,
             engine=SimpleNamespace(link_close=lambda link: None),
             lifetime=SimpleNamespace(spawn=lambda function, *arguments: nursery.start_soon(function, *arguments)),
             driver=SimpleNamespace(facts=SimpleNamespace(run="run", peer=1)),

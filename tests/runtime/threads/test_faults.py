@@ -256,11 +256,12 @@ def test_a_fault_after_a_commit_does_not_make_a_failure_of_it(
 def test_a_fault_in_a_users_trio_program_ends_the_communicator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(address: str) -> None:
         peers = [AsyncCommunicator(address) for _ in range(2)]
-        async with peers[0], trio.open_nursery() as nursery:
-            nursery.start_soon(peers[1].connect)
-            while peers[0].membership.world_size < 2:
-                if await peers[0].are_peers_pending():
-                    await peers[0].update_topology()
+        async with peers[0]:
+            async with trio.open_nursery() as nursery:  # both have joined at its end
+                nursery.start_soon(peers[1].connect)
+                while peers[0].membership.world_size < 2:
+                    if await peers[0].are_peers_pending():
+                        await peers[0].update_topology()
             machine = peers[0]._inner.session("")._machine
             monkeypatch.setattr(machine, "launch", failing(machine.launch, 0))
             with pytest.raises(PCCLError) as caught:
