@@ -31,6 +31,10 @@ class Run:
         if self.options.checkpoint is not None:
             trained.load(self._folder, missing_ok=True)
 
+    def test_loss(self, is_last: bool) -> float | None:
+        """Return peer 0's loss on a text that no setting was chosen by, after the last step."""
+        return self.model.test_loss(self.corpus) if is_last and self.progress.is_shown else None
+
     def save(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
         """Save in the background if `--checkpoint` is given."""
         if self.options.checkpoint is not None:
@@ -61,7 +65,7 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     corpus = Corpus(shards=options.peers, seed=options.seed)
     model = GPT(options.seed)
     steps = options.steps * options.inner
-    trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3)
+    trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3, options.optimizer)
     trainer.warm_start(options.pretrain, options.start)
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
     progress = Progress(options)
