@@ -155,7 +155,7 @@ class Trainer:
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:
         """Pretrain with AdamW for `steps` steps on text from all shards, the same on every peer, as DiLoCo's authors
-        do. The result is saved at `path` for other runs. Another optimizer starts without history."""
+        do. The result is saved at `path` for other runs. Muon starts without history."""
         if steps == 0:
             return
         own, self.optimizer = self.optimizer, adamw(self.model.parameters())
@@ -173,5 +173,7 @@ class Trainer:
                 whole = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may read `path` at any time
                 torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, whole)
                 whole.replace(path)
-        if type(own) is not type(self.optimizer):
+        if isinstance(own, Joined):
+            matrices = {each for group in own.param_groups if "ns_steps" in group for each in group["params"]}
+            own.state.update({each: found for each, found in self.optimizer.state.items() if each not in matrices})
             self.optimizer = own

@@ -28,9 +28,8 @@ from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
-from pccl.training.diloco.weighted_average import NotedAverage
+from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
-from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.site import Site
 from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.replica import Part, Replica, Vector
@@ -56,7 +55,7 @@ class Flight:
 
     fragment: Fragment
     vector: Vector
-    average: Relaunched | NotedAverage
+    average: Average
 
 
 @outside_graphs

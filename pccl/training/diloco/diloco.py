@@ -32,7 +32,8 @@ from pccl import (
 )
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.diloco.weighted_average import NotedAverage, explained
+from pccl.training.compression import Compressor
+from pccl.training.diloco.weighted_average import Average, CompressedAverage, NotedAverage, explained
 from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.membership import alike as alike_quantization
 from pccl.training.group.relaunch import Outcome, Relaunched, average
@@ -179,6 +180,7 @@ class OuterLoop(TrainingLoop):
         *,
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
+        compression: Compressor | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -198,6 +200,8 @@ class OuterLoop(TrainingLoop):
             inner: The inner optimizer, saved in checkpoints. Newcomers receive its `param_groups`, if it has any.
             outer: The outer optimizer.
             quantization: How to quantize the pseudo-gradients that are sent.
+            compression: A compressor from `pccl.training.compression` to use instead, with an object of its own for
+                each model.
             tag: The first of three tags.
             site: The site, if this peer trains one shard; `communicator` must come from it.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
@@ -220,6 +224,12 @@ class OuterLoop(TrainingLoop):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":
             alike = (alike, steps, inner_steps)
+        if compression is not None:
+            if not isinstance(compression, Compressor):
+                raise TypeError(f"compression must be a Compressor or None, not {compression!r}")
+            if quantization is not None:
+                raise ValueError("give either quantization or compression")
+            alike = (alike, "compression", compression)
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
         if on_nonfinite is not None:
             alike = (alike, "on_nonfinite", on_nonfinite)
@@ -236,6 +246,9 @@ class OuterLoop(TrainingLoop):
         self._inner = inner
         self._outer = outer or OuterNesterov()
         self._quantization = quantization
+        self._compression = compression
+        if compression is not None:
+            compression.prepare(list(replica.shapes.values()))
         self._tag = tag
         self._parameters = np.empty(replica.count, replica.dtype)
         replica.read(self._parameters)
@@ -347,6 +360,8 @@ class OuterLoop(TrainingLoop):
         self._has_begun = True
         self._begin()
         self._inner_steps.forget()
+        if self._compression is not None:
+            self._compression.forget()
 
     @property
     def came_late(self) -> bool:
@@ -393,10 +408,13 @@ class OuterLoop(TrainingLoop):
     def _reset_model(self) -> None:
         self._replica.write(self._parameters)
 
-    def _launch_average(
-        self, gradient: Vector, weight: float | None, is_finite: bool | None
-    ) -> Relaunched | NotedAverage:
+    def _launch_average(self, gradient: Vector, weight: float | None, is_finite: bool | None) -> Average:
         communicator, tag = self._communicator, self._tag
+        if self._compression is not None:
+            seconds = self._inner_steps.seconds
+            return CompressedAverage(
+                communicator, gradient, tag, self.revision, self._compression, weight, seconds, is_finite
+            )
         if weight is None and not self._is_by_speed and is_finite is None:
             return average(communicator, gradient, tag, self.revision, self._quantization)
         seconds = self._inner_steps.seconds
@@ -404,15 +422,15 @@ class OuterLoop(TrainingLoop):
             communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds, is_finite
         )
 
-    def _wait_for(self, average: Relaunched | NotedAverage, step: GroupStep) -> Outcome:
+    def _wait_for(self, average: Average, step: GroupStep) -> Outcome:
         try:
             outcome = average.wait()
         except PCCLError as error:
             raise explained(error) from error.__cause__
-        if self._is_by_speed and isinstance(average, NotedAverage):
+        if self._is_by_speed and not isinstance(average, Relaunched):
             self._inner_steps.adapt(average.seconds, average.own_seconds)
         step.outcomes.append(outcome)
-        peers = average.nonfinite if isinstance(average, NotedAverage) else ()
+        peers = () if isinstance(average, Relaunched) else average.nonfinite
         self._left_out = len(peers)
         self._is_skipped = bool(peers) and (self._on_nonfinite != "leave out" or len(peers) == outcome.world_size)
         if peers:
