@@ -56,6 +56,16 @@ METHODS = {
     "muon 8-bit": diloco(50, 0.7, 0.8, f"{MUON} --quantize 8"),
     "muon 4-bit": diloco(50, 0.7, 0.8, f"{MUON} --quantize 4"),
     "muon 200": diloco(200, 1.0, 0.5, MUON),
+    "topk 1/16": diloco(50, 1.0, 0, "--compression topk=0.0625"),
+    "topk 1/64": diloco(50, 1.0, 0, "--compression topk=0.015625"),
+    "muon topk 1/16": diloco(50, 1.0, 0, f"{MUON} --compression topk=0.0625"),
+    "sign": diloco(50, 1.0, 0.7, "--compression sign --decay 0.4"),
+    "muon sign": diloco(50, 1.0, 0.6, f"{MUON} --compression sign=64 --decay 0.4"),
+    "powersgd 4": diloco(50, 1.0, 0, "--compression powersgd=4"),
+    "muon powersgd 4": diloco(50, 1.0, 0, f"{MUON} --compression powersgd=4"),
+    "dct 256": diloco(50, 1.0, 0, "--compression dct=256"),
+    "muon dct 256": diloco(50, 1.0, 0, f"{MUON} --compression dct=256"),
+    "randomk 1/16": diloco(50, 1.0, 0, "--compression randomk=0.0625"),
 }
 CHURN = " with kills"
 Results = dict[str, dict[str, dict[str, Any]]]

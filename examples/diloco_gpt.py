@@ -31,6 +31,7 @@ with Communicator() as communicator:
         trainer.optimizer,
         outer=OuterNesterov(options.outer_learning_rate, options.outer_momentum),
         quantization=run.quantization,
+        compression=run.compression,
         inner_steps=options.inner,
         steps="by speed" if options.steps_by_speed else "fixed",
     )

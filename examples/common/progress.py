@@ -41,6 +41,10 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
     parser.add_argument("--inner", type=int, default=50, help="inner steps per outer step (default: %(default)s)")
     parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits per element on the wire")
+    parser.add_argument(
+        "--compression", metavar="NAME[=NUMBER]", help="topk, randomk, sign, powersgd or dct, with its first setting"
+    )
+    parser.add_argument("--decay", type=float, help="of the residual of --compression")
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
     parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
     parser.add_argument("--seed", type=int, default=0, help="for the weights and the order of the text")

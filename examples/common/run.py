@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,22 @@ from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo
+from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+
+
+COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK}
+
+
+def compression_of(options: argparse.Namespace) -> Compressor | None:
+    """Return the compressor that `--compression` names."""
+    if options.compression is None:
+        return None
+    name, _, number = options.compression.partition("=")
+    settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
+    compressor: Compressor = COMPRESSORS[name](*settings)
+    if options.decay is not None:
+        compressor.decay = options.decay
+    return compressor
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,7 @@ class Run:
     model: GPT
     trainer: Trainer
     quantization: QuantizationOptions | None
+    compression: Compressor | None
     progress: Progress
 
     def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
@@ -70,4 +88,4 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
     progress = Progress(options)
     announce(options)
-    return Run(options, corpus, model, trainer, quantization, progress)
+    return Run(options, corpus, model, trainer, quantization, compression_of(options), progress)

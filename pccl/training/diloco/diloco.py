@@ -229,7 +229,6 @@ class OuterLoop(TrainingLoop):
                 raise TypeError(f"compression must be a Compressor or None, not {compression!r}")
             if quantization is not None:
                 raise ValueError("give either quantization or compression")
-            alike = (alike, "compression", compression)
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
         if on_nonfinite is not None:
             alike = (alike, "on_nonfinite", on_nonfinite)
@@ -254,7 +253,8 @@ class OuterLoop(TrainingLoop):
         replica.read(self._parameters)
         self._momentum = np.zeros_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
+        compressions = [compression] if compression is not None else []
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike, *compressions)}"
         compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
         inner_name = type(inner).__qualname__ if hasattr(inner, "param_groups") else None
         self._alike = {
@@ -264,6 +264,8 @@ class OuterLoop(TrainingLoop):
             "quantization": alike_quantization(quantization),
             "outer": self._outer,
         }
+        if compression is not None:
+            self._alike["compression"] = compression
         self._replicated = ReplicatedState(
             communicator,
             tensors=self._compared,

@@ -171,7 +171,7 @@ class CompressedAverage:
             raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
         self.nonfinite = tuple(peer for peer, each in zip(outcome.peers, notes, strict=True) if each["is_nonfinite"])
         if self.nonfinite and not self._is_checked:
-            text = f"the movement of {len(self.nonfinite)} peers, such as peer {self.nonfinite[0]}, is not finite"
+            text = f"NaN or infinity in the movement of peer {', '.join(map(str, self.nonfinite))}"
             raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
         self.seconds = tuple(float(each["seconds"]) for each in notes)
         self._compressor.commit(outcome.peers)
