@@ -16,7 +16,6 @@ from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo
 from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
 
-
 COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK}
 
 
