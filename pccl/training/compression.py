@@ -164,17 +164,16 @@ class TopK(Compressor):
 
 @dataclass
 class RandomK(Compressor):
-    """Sparsified SGD with memory (Stich et al. 2018, arXiv:1809.07599), rand_k: random elements of each chunk.
+    """Sparsified SGD with memory (Stich et al. 2018, arXiv:1809.07599), rand_k: a random part of the elements.
 
-    Elements are sent in float32. Their places follow from a number that is sent with them.
+    Elements are sent in float32. Their places, one in each of equal parts of the vector, follow from a number that is
+    sent with them.
     """
 
     density: float = 1 / 16
     seed: int = 0
     decay: float = 1.0
     _steps: int = field(default=0, init=False, repr=False, compare=False)
-
-    CHUNK = 4096
 
     def __post_init__(self) -> None:
         if not (0 < self.density <= 1 and 0 <= self.seed < 1 << 32):
@@ -184,10 +183,12 @@ class RandomK(Compressor):
         return 8 + 4 * math.ceil(self.density * count)
 
     def _places(self, number: int, count: int) -> NDArray[np.int64]:
+        parts = math.ceil(self.density * count)
+        edges = np.arange(parts + 1) * count // max(parts, 1)
         # NumPy keeps the raw output of a bit generator the same in all versions.
-        keys = np.random.PCG64(number).random_raw(count)
-        kept: NDArray[np.int64] = np.argsort(keys, kind="stable")[: math.ceil(self.density * count)]
-        return kept
+        random = np.asarray(np.random.PCG64(number).random_raw(parts))
+        places: NDArray[np.int64] = edges[:-1] + (random % np.diff(edges).astype(np.uint64)).astype(np.int64)
+        return places
 
     def encode(self, vector: Floats) -> bytes:
         number, self._steps = self.seed << 32 | self._steps & 0xFFFFFFFF, self._steps + 1

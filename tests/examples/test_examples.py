@@ -99,6 +99,43 @@ def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_diloco_gpt_with_torch_compresses_what_muon_moves(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.9")
+    command = ["-n", "2", "examples/diloco_gpt.py", *SHORT, "--optimizer", "muon", "--compression", "topk=0.0625"]
+    command += ["--outer-learning-rate", "1", "--outer-momentum", "0", "--checkpoint", str(tmp_path)]
+    lines = _run(*command)
+    assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
+    assert len(set(_digests(lines))) == 1
+    lines = _run(*command, "--steps", "4")
+    assert [row[:2] for row in _table(lines)] == [["8", "2"]]
+    assert len(set(_digests(lines))) == 1
+
+
+@pytest.mark.slow
+def test_compare_bytes_with_torch_resumes_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.9")
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "examples/compare_bytes.py", "--folder", str(tmp_path / "runs")]
+    command += ["--peers", "2", "--steps", "250", "--pretrain", "2", "--plot", str(tmp_path / "bytes.svg"), "--churn"]
+
+    def run(*names: str) -> list[str]:
+        done = subprocess.run(
+            [*command, "--only", *names], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=EXAMPLES.parent
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    lines = run("ddp", "topk 1/16")
+    assert sum(line.startswith("run ") for line in lines) == 3
+    rows = {line.split(" | ")[0].lstrip("| ").partition(" (")[0]: line.split(" | ") for line in lines[-3:]}
+    assert set(rows) == {"ddp", "topk 1/16", "topk 1/16 with kills"}
+    assert float(rows["ddp"][4]) > 50 * float(rows["topk 1/16"][4]) > 0
+    assert rows["topk 1/16"][7] == "5 equal"
+    assert (tmp_path / "bytes.svg").stat().st_size > 0
+    assert not any(line.startswith("run ") for line in run("ddp", "topk 1/16"))
+
+
+@pytest.mark.slow
 def test_fsdp_diloco_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["examples/fsdp_diloco.py", "--inner", "2", "--quantize", "8", "--checkpoint", str(tmp_path)]
