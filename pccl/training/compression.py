@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -92,16 +93,27 @@ class Compressor(ABC):
         """Add the decoded vector to `out`, in exactly reproducible arithmetic."""
 
     @default_environment()
-    def compress(self, vector: Floats, peers: tuple[int, ...]) -> bytes:
-        """Encode the vector plus the residual of an average of the same peers. `commit` then keeps the new residual."""
-        if self._residual is not None and self._peers == peers:
-            vector = vector + np.float32(self.decay) * self._residual
-        data = self.encode(vector)
-        self._peers, self._pending = peers, None
-        if self.decay:
+    def compress(self, vector: Floats, peers: tuple[int, ...]) -> bytes | None:
+        """Encode the vector plus the residual of an average of the same peers. `commit` then keeps the new residual.
+
+        Return None if a number is not finite or becomes so. Raises ValueError if the code is longer than `bound`.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._residual is not None and self._peers == peers:
+                vector = vector + np.float32(self.decay) * self._residual
+            self._peers, self._pending = peers, None
+            if not np.isfinite(vector).all():
+                return None
+            data = self.encode(vector)
+            if len(data) > self.bound(vector.size):
+                raise ValueError(f"{self!r} encodes in {len(data)} bytes, above its bound {self.bound(vector.size)}")
             decoded = np.zeros_like(vector)
             self.decode_add(memoryview(data), decoded)
-            self._pending = vector - decoded
+            lost = vector - decoded
+        if not np.isfinite(lost).all():
+            return None
+        if self.decay:
+            self._pending = lost
         return data
 
     def commit(self, peers: tuple[int, ...]) -> None:
@@ -118,8 +130,9 @@ class TopK(Compressor):
     """SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706): the largest magnitudes of each chunk of the vector.
 
     A chunk has two levels of magnitude, the means of its selected magnitudes above and below their mean. An element is
-    its place (12 bits for chunks of 4096) and two bits for sign and level. In the paper the residual replaces the
-    outer momentum: use it with `OuterNesterov(learning_rate=1, momentum=0)`.
+    its place and two bits for sign and level. Places take 12 bits in the paper, and 2 + log2(1 / density) here: their
+    low bits, and the high bits of the sorted places in unary (Elias 1974, Fano 1971). In the paper the residual
+    replaces the outer momentum: use it with `OuterNesterov(learning_rate=1, momentum=0)`.
     """
 
     density: float = 1 / 16
@@ -130,34 +143,44 @@ class TopK(Compressor):
         if not (0 < self.density <= 1 and 8 <= self.chunk <= 1 << 16):
             raise ValueError(f"{self!r}: density must be above 0 and at most 1, chunk from 8 to 65536")
         self._kept = math.ceil(self.density * self.chunk)
-        self._bits = (self.chunk - 1).bit_length()
+        self._low = (self.chunk // self._kept).bit_length() - 1
+        self._unary = ((self.chunk - 1) >> self._low) + self._kept
+        """The number of unary bits of a chunk."""
 
-    def _sizes(self, count: int) -> tuple[int, int, int]:
+    def _ends(self, count: int) -> list[int]:
+        """Return where levels, low bits, unary bits and codes end."""
         rows = math.ceil(count / self.chunk)
-        return rows, _packed_bytes(self._bits, rows * self._kept), _packed_bytes(2, rows * self._kept)
+        fields = [(16, 2), (self._low, self._kept), (1, self._unary), (2, self._kept)]
+        return list(accumulate(_packed_bytes(bits, rows * count) for bits, count in fields))
 
     def bound(self, count: int) -> int:
-        rows, places, codes = self._sizes(count)
-        return 4 * rows + places + codes
+        return self._ends(count)[-1]
 
     def encode(self, vector: Floats) -> bytes:
         rows = _chunks(vector, self.chunk)
         places = _largest(rows, self._kept)
         values = np.take_along_axis(rows, places, axis=1)
-        sizes = np.abs(values)
+        sizes = np.abs(values).astype(np.float64)
         is_high = sizes >= sizes.mean(axis=1, keepdims=True)
         levels = [(sizes * each).sum(axis=1) / np.maximum(each.sum(axis=1), 1) for each in (~is_high, is_high)]
         codes = (values < 0) + 2 * is_high
-        return _short(np.stack(levels, axis=1)) + _packed(places, self._bits) + _packed(codes, 2)
+        unary = np.zeros((len(rows), self._unary), np.uint8)
+        np.put_along_axis(unary, (places >> self._low) + np.arange(self._kept), 1, axis=1)
+        low = _packed(places & ((1 << self._low) - 1), self._low)
+        return _short(np.stack(levels, axis=1)) + low + _packed(unary, 1) + _packed(codes, 2)
 
     def decode_add(self, data: memoryview, out: Floats) -> None:
-        rows, size, _ = self._sizes(out.size)
-        levels = _long(data[: 4 * rows]).reshape(rows, 2)
-        places = _unpacked(data[4 * rows : 4 * rows + size], self._bits, rows * self._kept).reshape(rows, -1)
-        codes = _unpacked(data[4 * rows + size :], 2, rows * self._kept).reshape(rows, -1)
+        rows, ends = math.ceil(out.size / self.chunk), self._ends(out.size)
+        levels = _long(data[: ends[0]]).reshape(rows, 2)
+        low = _unpacked(data[ends[0] : ends[1]], self._low, rows * self._kept).reshape(rows, -1)
+        unary = np.unpackbits(
+            np.frombuffer(data[ends[1] : ends[2]], np.uint8), count=rows * self._unary, bitorder="little"
+        )
+        codes = _unpacked(data[ends[2] :], 2, rows * self._kept).reshape(rows, -1)
         values = np.take_along_axis(levels, codes >> 1, axis=1)
         np.negative(values, out=values, where=(codes & 1).astype(bool))
-        places += self.chunk * np.arange(rows)[:, None]
+        high = np.nonzero(unary.reshape(rows, -1))[1].reshape(rows, -1) - np.arange(self._kept)
+        places = (high << self._low) + low + self.chunk * np.arange(rows)[:, None]
         is_inside = places < out.size  # the last chunk is padded
         out[places[is_inside]] += values[is_inside]
 
@@ -215,7 +238,7 @@ class Sign(Compressor):
     def encode(self, vector: Floats) -> bytes:
         starts = np.arange(0, vector.size, self.block)
         lengths = np.diff(starts, append=vector.size)
-        scales = np.add.reduceat(np.abs(vector), starts) / lengths
+        scales = np.add.reduceat(np.abs(vector), starts, dtype=np.float64) / lengths
         return scales.astype("<f4").tobytes() + _packed(vector < 0, 1)
 
     def decode_add(self, data: memoryview, out: Floats) -> None:

@@ -78,7 +78,7 @@ def test_residuals_carry_what_was_lost_into_the_next_steps(compressor: Compresso
     compressor.decay = 1.0
     sent, vector = np.zeros(COUNT), vector_of(0)
     for _ in range(30):
-        sent += decoded(compressor, compressor.compress(vector, (0, 1)))
+        sent += decoded(compressor, compressor.compress(vector, (0, 1)) or b"")
         compressor.commit((0, 1))
     assert compressor._residual is not None
     np.testing.assert_allclose(sent + compressor._residual, 30 * vector, rtol=1e-3, atol=1e-2)
@@ -86,10 +86,35 @@ def test_residuals_carry_what_was_lost_into_the_next_steps(compressor: Compresso
     assert np.linalg.norm(sent / 30 - vector) < 0.75 * np.linalg.norm(once - vector)
 
 
+def test_values_that_overflow_are_reported() -> None:
+    compressor, vector = TopK(0.1, decay=1.0), vector_of(0) * np.float32(8e37)
+    assert compressor.compress(vector, (0, 1)) is not None
+    compressor.commit((0, 1))
+    for _ in range(20):
+        data = compressor.compress(vector, (0, 1))
+        compressor.commit((0, 1))
+        if data is None:
+            break
+    else:
+        raise AssertionError("the residual has grown beyond float32")
+    assert compressor.compress(vector_of(0), (0, 1)) == compressor.encode(vector_of(0))
+    vector[0] = np.nan
+    assert compressor.compress(vector, (0, 1)) is None
+
+
+def test_code_beyond_its_bound_is_refused() -> None:
+    class Long(Whole):
+        def bound(self, count: int) -> int:
+            return 4
+
+    with pytest.raises(ValueError, match="40 bytes, above its bound 4"):
+        Long().compress(vector_of(0, 10), (0, 1))
+
+
 def test_residual_is_decayed() -> None:
     compressor = TopK(0.1, decay=0.5)
     vector = vector_of(0)
-    first = decoded(compressor, compressor.compress(vector, (0, 1)))
+    first = decoded(compressor, compressor.compress(vector, (0, 1)) or b"")
     compressor.commit((0, 1))
     second = compressor.compress(vector, (0, 1))
     assert second == TopK(0.1).encode(vector + np.float32(0.5) * (vector - first))
@@ -126,7 +151,7 @@ def test_top_k_keeps_the_largest_of_each_chunk_at_two_levels() -> None:
         expected = np.where(is_high, sizes[is_high].mean(), sizes[~is_high].mean()) * np.sign(chunk[places])
         np.testing.assert_allclose(got[places], expected, rtol=2**-8)
     assert np.count_nonzero(found[3000:]) == 10
-    assert TopK().bound(4096) == 4 + 256 * 14 // 8  # 12 bits for the place, 2 for the value
+    assert TopK().bound(4096) == 4 + 256 * (4 + 1 + 1 + 2) // 8  # less than the 14 bits of the paper
 
 
 def test_random_k_sends_exact_values_at_other_places_in_each_step() -> None:

@@ -151,9 +151,9 @@ class CompressedAverage:
         self._vector, self._compressor, self._weight = vector, compressor, weight
         self._is_checked = is_finite is not None
         short = vector.astype(np.float32, copy=False)
-        is_finite = bool(np.isfinite(short).all()) and is_finite is not False
-        data = compressor.compress(short, communicator.membership.peers) if is_finite else b""
-        notes = (math.nan if weight is None else weight, seconds, not is_finite, len(data))
+        data = None if is_finite is False else compressor.compress(short, communicator.membership.peers)
+        is_nonfinite, data = data is None, data or b""
+        notes = (math.nan if weight is None else weight, seconds, is_nonfinite, len(data))
         row = np.zeros(_NOTES.itemsize + compressor.bound(vector.size), np.uint8)
         row[: _NOTES.itemsize].view(_NOTES)[0] = notes
         row[_NOTES.itemsize : _NOTES.itemsize + len(data)] = np.frombuffer(data, np.uint8)
