@@ -42,7 +42,9 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--inner", type=int, default=50, help="inner steps per outer step (default: %(default)s)")
     parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits per element on the wire")
     parser.add_argument(
-        "--compression", metavar="NAME[=NUMBER]", help="topk, randomk, sign, powersgd or dct, with its first setting"
+        "--compression",
+        metavar="NAME",
+        help="8bit, 4bit, 2bit or 1bit; or topk, randomk, sign, powersgd or dct, with its first setting, as in topk=0.1",
     )
     parser.add_argument("--decay", type=float, help="of the residual of --compression")
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")

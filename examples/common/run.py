@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -15,14 +15,16 @@ from common.text import Corpus
 from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo
 from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.group.relaunch import CompressionWord
 
 COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK}
 
 
-def compression_of(options: argparse.Namespace) -> Compressor | None:
-    """Return the compressor that `--compression` names."""
-    if options.compression is None:
-        return None
+def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | None:
+    """Return the compressor that `--compression` names, or the word."""
+    if options.compression is None or options.compression in get_args(CompressionWord):
+        word: CompressionWord | None = options.compression
+        return word
     name, _, number = options.compression.partition("=")
     settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
     compressor: Compressor = COMPRESSORS[name](*settings)
@@ -40,7 +42,7 @@ class Run:
     model: GPT
     trainer: Trainer
     quantization: QuantizationOptions | None
-    compression: Compressor | None
+    compression: CompressionWord | Compressor | None
     progress: Progress
 
     def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:

@@ -54,7 +54,7 @@ if _is_missing:
     _import_installed()
     from pccl._native import ffi, lib
 
-ABI = 31
+ABI = 32
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
     raise ImportError(

@@ -29,7 +29,7 @@ REFERENCE_ONLY = {
     *("Attribute", "DistributionHint", "ReduceDescriptor", "ReduceOpDescriptor", "ReduceOperandDescriptor"),
     *("TensorInfo", "SharedStateSyncInfo"),
 }
-RARE_NAMES = {"InternalError", "Membership", "StateUnavailableError"}
+RARE_NAMES = {"ErrorFeedback", "InternalError", "Membership", "StateUnavailableError"}
 OWN_NAMES = {
     *("AsyncCommunicator", "AsyncCollectiveHandle", "CollectiveInfo", "CommunicatorOptions", "ReduceAlgorithm"),
     *("MasterLostError", "MismatchError", "OpTimeoutError", "OutcomeUnknownError", "PeerLostError"),

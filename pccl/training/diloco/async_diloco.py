@@ -30,6 +30,7 @@ from pccl._integers import as_int
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
+from pccl.training.group.relaunch import CompressionWord
 from pccl.training.group.site import Site
 from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.replica import Part, Replica, Vector
@@ -74,6 +75,7 @@ class AsyncDiLoCo(OuterLoop):
         *,
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
+        compression: CompressionWord | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -93,6 +95,7 @@ class AsyncDiLoCo(OuterLoop):
             inner,
             outer=outer,
             quantization=quantization,
+            compression=compression,
             tag=tag,
             site=site,
             shared=shared,
@@ -106,6 +109,7 @@ class AsyncDiLoCo(OuterLoop):
             **churn,
         )
         self._fragments = _fragments(self._replica, fragments)
+        self._feedback *= fragments  # `_enter` replaces them by separate ones
         self._flight: Flight | None = None
         self._weights = [0.0] * fragments  # since each fragment's last turn
         largest = max(fragment.part.count for fragment in self._fragments)
@@ -197,7 +201,8 @@ class AsyncDiLoCo(OuterLoop):
         """Launch the average of `gradient`, a view of `_gradient`. All peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
-        average = self._launch_average(gradient, weight, is_finite)
+        part = self._fragments.index(fragment)
+        average = self._launch_average(gradient, weight, is_finite, part)
         self._replicated.launch_buffers(self.revision)
         self._flight = Flight(fragment, gradient, average)
 

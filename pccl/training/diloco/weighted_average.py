@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
+from pccl import Communicator, ErrorFeedback, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
 from pccl.training.compression import Compressor
 from pccl.training.group.relaunch import Outcome, Relaunched, average
@@ -52,6 +52,7 @@ class NotedAverage:
         weight: float | None,
         seconds: float,
         is_finite: bool | None = None,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
         """All peers give a `weight` or none does; `seconds` is sent to the others. Unless `is_finite` is None on all
         peers, missing weights are 1, and a peer with False is left out and listed in `nonfinite`."""
@@ -75,7 +76,7 @@ class NotedAverage:
         self._notes = Relaunched(
             communicator, lambda: communicator.launch.all_gather(numbers, tag=notes_tag, step=step)
         )
-        self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
+        self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum, feedback=feedback)
 
     def wait(self) -> Outcome:
         """Wait until the vector is the average. Raises PCCLError, INVALID_ARGUMENT if the sum is not finite."""
