@@ -99,7 +99,9 @@ class Compressor(ABC):
         Return None if a number is not finite or becomes so. Raises ValueError if the code is longer than `bound`.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._residual is not None and self._peers == peers:
+            if self._peers != peers:
+                self._residual = None
+            if self._residual is not None:
                 vector = vector + np.float32(self.decay) * self._residual
             self._peers, self._pending = peers, None
             if not np.isfinite(vector).all():

@@ -133,6 +133,7 @@ def test_residual_is_left_by_an_aborted_average_and_dropped_after_a_loss() -> No
     assert compressor.compress(vector, (0,)) == plain
     compressor.commit((0,))
     assert compressor.compress(vector, (0, 2)) == plain  # a peer has joined
+    assert compressor.compress(vector, (0, 2)) == plain
     compressor.commit((0, 2))
     compressor.forget()
     assert compressor.compress(vector, (0, 2)) == plain
@@ -297,6 +298,20 @@ def test_weights_count(master: MasterNode) -> None:
     together([partial(peer.diloco.outer_step, weight=3.0 - 2 * peer.number) for peer in peers])
     assert_close(peers[0].model, {name: array - np.float32(0.25) for name, array in new_model().items()})
     assert peers[0].diloco.digest() == peers[1].diloco.digest()
+    close(peers)
+
+
+def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
+    peers = cluster_with(master, 2, lambda: Sign(8))
+    for array in peers[1].model.values():
+        array[...] = np.nan
+    together([partial(peer.diloco.outer_step, weight=weight) for peer, weight in zip(peers, [8.0, 0.0], strict=True)])
+    assert peers[0].diloco.digest() == peers[1].diloco.digest()
+    assert all(np.isfinite(array).all() for array in peers[1].model.values())
+    before = {name: array.copy() for name, array in peers[0].model.items()}
+    peers[0].diloco._momentum[...] = peers[1].diloco._momentum[...] = 0
+    together([partial(peer.diloco.outer_step, weight=0.0) for peer in peers])
+    assert_close(peers[0].model, before)
     close(peers)
 
 

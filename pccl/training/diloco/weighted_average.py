@@ -149,10 +149,14 @@ class CompressedAverage:
         self.nonfinite: tuple[int, ...] = ()
         self.own_seconds = seconds
         self.seconds: tuple[float, ...] = ()
-        self._vector, self._compressor, self._weight = vector, compressor, weight
+        self._vector, self._compressor = vector, compressor
         self._is_checked = is_finite is not None
         short = vector.astype(np.float32, copy=False)
-        data = None if is_finite is False else compressor.compress(short, communicator.membership.peers)
+        data: bytes | None = b""
+        if is_finite is False:
+            data = None
+        elif weight != 0:
+            data = compressor.compress(short, communicator.membership.peers)
         is_nonfinite, data = data is None, data or b""
         notes = (math.nan if weight is None else weight, seconds, is_nonfinite, len(data))
         row = np.zeros(_NOTES.itemsize + compressor.bound(vector.size), np.uint8)
@@ -177,11 +181,8 @@ class CompressedAverage:
         self.seconds = tuple(float(each["seconds"]) for each in notes)
         self._compressor.commit(outcome.peers)
         if len(rows) > 1:
-            self._fold(
-                rows,
-                notes,
-                [0.0 if n["is_nonfinite"] else 1.0 if w != w else w for n, w in zip(notes, weights, strict=True)],
-            )
+            weights = [0.0 if each["size"] == 0 else weight for each, weight in zip(notes, weights, strict=True)]
+            self._fold(rows, notes, [1.0 if math.isnan(weight) else weight for weight in weights])
         return outcome
 
     @default_environment()
