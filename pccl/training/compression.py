@@ -118,9 +118,9 @@ class Compressor(ABC):
             self._pending = lost
         return data
 
-    def commit(self, peers: tuple[int, ...]) -> None:
-        """`peers` are those of the average that has ended: after a loss, discard the residual."""
-        self._residual, self._pending = (self._pending if peers == self._peers else None), None
+    def commit(self) -> None:
+        """Keep the residual of the last `compress`: its average has ended."""
+        self._residual, self._pending = self._pending, None
 
     def forget(self) -> None:
         """Discard the residual."""

@@ -79,7 +79,7 @@ def test_residuals_carry_what_was_lost_into_the_next_steps(compressor: Compresso
     sent, vector = np.zeros(COUNT), vector_of(0)
     for _ in range(30):
         sent += decoded(compressor, compressor.compress(vector, (0, 1)) or b"")
-        compressor.commit((0, 1))
+        compressor.commit()
     assert compressor._residual is not None
     np.testing.assert_allclose(sent + compressor._residual, 30 * vector, rtol=1e-3, atol=1e-2)
     once = decoded(compressor, compressor.encode(vector))
@@ -89,10 +89,10 @@ def test_residuals_carry_what_was_lost_into_the_next_steps(compressor: Compresso
 def test_values_that_overflow_are_reported() -> None:
     compressor, vector = TopK(0.1, decay=1.0), vector_of(0) * np.float32(8e37)
     assert compressor.compress(vector, (0, 1)) is not None
-    compressor.commit((0, 1))
+    compressor.commit()
     for _ in range(20):
         data = compressor.compress(vector, (0, 1))
-        compressor.commit((0, 1))
+        compressor.commit()
         if data is None:
             break
     else:
@@ -115,7 +115,7 @@ def test_residual_is_decayed() -> None:
     compressor = TopK(0.1, decay=0.5)
     vector = vector_of(0)
     first = decoded(compressor, compressor.compress(vector, (0, 1)) or b"")
-    compressor.commit((0, 1))
+    compressor.commit()
     second = compressor.compress(vector, (0, 1))
     assert second == TopK(0.1).encode(vector + np.float32(0.5) * (vector - first))
 
@@ -125,16 +125,17 @@ def test_residual_is_left_by_an_aborted_average_and_dropped_after_a_loss() -> No
     plain = compressor.encode(vector)
     compressor.compress(vector, (0, 1))
     assert compressor.compress(vector, (0, 1)) == plain  # the first one has not ended
-    compressor.commit((0, 1))
+    compressor.commit()
     with_residual = compressor.compress(vector, (0, 1))
     assert with_residual != plain
     assert compressor.compress(vector, (0, 1)) == with_residual
-    compressor.commit((0,))  # peer 1 was lost during the average
+    compressor.commit()
+    # Peer 1 was lost during the average.
     assert compressor.compress(vector, (0,)) == plain
-    compressor.commit((0,))
+    compressor.commit()
     assert compressor.compress(vector, (0, 2)) == plain  # a peer has joined
     assert compressor.compress(vector, (0, 2)) == plain
-    compressor.commit((0, 2))
+    compressor.commit()
     compressor.forget()
     assert compressor.compress(vector, (0, 2)) == plain
 

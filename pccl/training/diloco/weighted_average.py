@@ -179,7 +179,7 @@ class CompressedAverage:
             text = f"NaN or infinity in the movement of peer {', '.join(map(str, self.nonfinite))}"
             raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
         self.seconds = tuple(float(each["seconds"]) for each in notes)
-        self._compressor.commit(outcome.peers)
+        self._compressor.commit()
         if len(rows) > 1:
             weights = [0.0 if each["size"] == 0 else weight for each, weight in zip(notes, weights, strict=True)]
             self._fold(rows, notes, [1.0 if math.isnan(weight) else weight for weight in weights])
