@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pccl import MasterNode, QuantizationOptions, Result
-from pccl.training import DiLoCo, OuterNesterov
+from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
 from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
 from pccl.training.compression import _cosines as cosines
 from tests.support.cluster import Background, outcomes, results, together, until
@@ -373,3 +373,7 @@ def test_compression_excludes_quantization(master: MasterNode) -> None:
         DiLoCo(peer.communicator, peer.model, compression=Sign(), quantization=QuantizationOptions())
     with pytest.raises(ValueError, match="all of it"):
         DiLoCo(peer.communicator, peer.model, compression="all of it")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be one of"):
+        DiLoCo(peer.communicator, peer.model, compression=2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only words"):
+        AsyncDiLoCo(peer.communicator, peer.model, compression=Sign())  # type: ignore[arg-type]

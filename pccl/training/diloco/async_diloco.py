@@ -27,6 +27,7 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
+from pccl.training.compression import Compressor
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
@@ -89,6 +90,8 @@ class AsyncDiLoCo(OuterLoop):
         **churn: Unpack[Churn],
     ) -> None:
         fragments = as_int("fragments", fragments, 1)
+        if isinstance(compression, Compressor):
+            raise TypeError(f"compression {compression!r}: AsyncDiLoCo takes only words, DiLoCo also compressors")
         super().__init__(
             communicator,
             model,

@@ -146,7 +146,7 @@ class Compression:
         """Return what the argument `compression=` stands for. Raises ValueError for an unknown word, or for both."""
         if word is None:
             return cls(quantization)
-        if word not in _COMPRESSIONS:
+        if not isinstance(word, str) or word not in _COMPRESSIONS:
             raise ValueError(f"compression {word!r}: must be one of {', '.join(map(repr, _COMPRESSIONS))} or None")
         if quantization is not None:
             raise ValueError(f"compression {word!r} sets quantization= itself: give one of the two")
