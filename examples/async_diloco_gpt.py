@@ -24,7 +24,7 @@ with Communicator() as communicator:
         communicator,
         model,
         trainer.optimizer,
-        outer=OuterNesterov(options.outer_learning_rate),
+        outer=OuterNesterov(options.outer_learning_rate, options.outer_momentum),
         quantization=run.quantization,
         fragments=options.fragments,
     )

@@ -36,6 +36,8 @@ with Communicator() as communicator:
                 sent_bytes,
                 waited_s,
                 ddp.digest(),
+                communicator.stats,
+                run.test_loss(step.revision == options.steps * options.inner),
             )
             loss, sent_bytes, waited_s = 0.0, 0, 0.0
 

@@ -29,8 +29,9 @@ with Communicator() as communicator:
         communicator,
         model,
         trainer.optimizer,
-        outer=OuterNesterov(options.outer_learning_rate),
+        outer=OuterNesterov(options.outer_learning_rate, options.outer_momentum),
         quantization=run.quantization,
+        compression=run.compression,
         inner_steps=options.inner,
         steps="by speed" if options.steps_by_speed else "fixed",
     )
@@ -52,6 +53,8 @@ with Communicator() as communicator:
             step.tx_bytes,
             step.waited_s,
             diloco.digest(),
+            communicator.stats,
+            run.test_loss(step.revision == options.steps),
         )
 
 progress.finish(diloco.digest())

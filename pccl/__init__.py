@@ -49,6 +49,7 @@ from pccl.errors import InternalError as InternalError  # isort: skip
 from pccl.errors import StateUnavailableError as StateUnavailableError  # isort: skip
 from pccl.shared_state import TensorInfo as TensorInfo  # isort: skip
 from pccl.types import Attribute as Attribute  # isort: skip
+from pccl.types import ErrorFeedback as ErrorFeedback  # isort: skip
 from pccl.types import DistributionHint as DistributionHint  # isort: skip
 from pccl.types import Membership as Membership  # isort: skip
 from pccl.types import ReduceDescriptor as ReduceDescriptor  # isort: skip

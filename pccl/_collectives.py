@@ -35,6 +35,7 @@ from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Ro
 from pccl.types import (
     Collective,
     DataType,
+    ErrorFeedback,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceAlgorithm,
@@ -86,6 +87,7 @@ def all_reduce(
     operand_descriptor: ReduceOperandDescriptor | None,
     func_name: str,
     count: int | None = None,
+    feedback: ErrorFeedback | None = None,
 ) -> OpSpec:
     """Return the op for an all_reduce of the first `count` elements, or of all if None."""
 
@@ -132,13 +134,28 @@ def all_reduce(
             raise fail(str(error)) from None
         if quantization.algorithm is QuantizationAlgorithm.NONE:
             quantization = None
+    if feedback is not None:
+        if not isinstance(feedback, ErrorFeedback):
+            raise fail(f"feedback must be an ErrorFeedback or None, not {feedback!r}")
+        if quantization is None or source.dtype is not DataType.FLOAT or op not in (ReduceOp.SUM, ReduceOp.AVG):
+            what = f"{source.dtype.name} {op.name} {'without' if quantization is None else 'with'} quantization"
+            raise fail(f"feedback is for a quantized SUM or AVG of FLOAT tensors, not for {what}")
     if source.device is not None:
         size_bytes = count * source.dtype.itemsize
         arrays = StagedArrays(source.owner, lambda: target.owner, count, size_bytes, size_bytes, is_in_place=True)
         new_source = partial(Staging, source.device, lambda: arrays)
         nowhere = Buffers(0, 0, count, None)
         return OpSpec(
-            tag, source.dtype, op, quantization, nowhere, algorithm, new_source=new_source, step=step, shape=shape
+            tag,
+            source.dtype,
+            op,
+            quantization,
+            nowhere,
+            algorithm,
+            new_source=new_source,
+            step=step,
+            shape=shape,
+            feedback=feedback,
         )
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
@@ -153,6 +170,7 @@ def all_reduce(
         shape=shape,
         new_array=new_array,
         written=None if type(target.owner) is np.ndarray else changes_of(target.owner),
+        feedback=feedback,
     )
 
 
@@ -180,6 +198,7 @@ class ReduceOpDescriptor:
             descriptor.operand_descriptor,
             func_name,
             descriptor.count,
+            descriptor.feedback,
         )
         if self.spec.new_array is not None:
             what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"

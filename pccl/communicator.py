@@ -40,6 +40,7 @@ from pccl.shared_state import SharedState
 from pccl.types import (
     Attribute,
     CollectiveInfo,
+    ErrorFeedback,
     Membership,
     QuantizationOptions,
     ReduceAlgorithm,
@@ -381,6 +382,7 @@ class Communicator(CommunicatorBase):
         timeout: Timeout = DEFAULT,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        feedback: ErrorFeedback | None = None,
     ) -> ReduceInfo:
         """Reduce `send` over the peer group into `recv`, or in place, with bit-identical results on all peers.
 
@@ -396,15 +398,15 @@ class Communicator(CommunicatorBase):
             algorithm: RING or DIRECT, the same on all peers; None lets pccl choose.
             step: The caller's step count, the same on all peers. Ops from different steps fail instead of matching.
             timeout: Seconds until the op is aborted on all peers; None waits indefinitely.
+            feedback: Keeps the errors of the quantization and adds them to the next op; float32, SUM and AVG only.
 
         Raises:
             PCCLError: `PeerLostError` if a peer was lost (call again), `TooFewPeersError`, `MismatchError`,
                 `OpTimeoutError`, `OutcomeUnknownError`, `UsageError`, `InternalError`.
         """
         quantization = quantization if quantization is not None else quantization_options
-        spec = _collectives.all_reduce(
-            send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
-        )
+        how = (quantization, algorithm, step, operand_descriptor)
+        spec = _collectives.all_reduce(send, recv, op, tag, *how, "all_reduce", feedback=feedback)
         return self._run(spec, timeout, "all_reduce", reduce_info)
 
     def all_gather(

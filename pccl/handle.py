@@ -32,6 +32,7 @@ from pccl.runtime.session.driver import SessionError
 from pccl.runtime.session.session import PeerSession
 from pccl.types import (
     CollectiveInfo,
+    ErrorFeedback,
     Membership,
     QuantizationOptions,
     ReduceAlgorithm,
@@ -419,10 +420,12 @@ class Launch:
         step: int | None = None,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
+        feedback: ErrorFeedback | None = None,
     ) -> AsyncReduceHandle:
         name = "all_reduce_async"
         quantization = quantization if quantization is not None else quantization_options
-        spec = _collectives.all_reduce(send, recv, op, tag, quantization, algorithm, step, operand_descriptor, name)
+        how = (quantization, algorithm, step, operand_descriptor)
+        spec = _collectives.all_reduce(send, recv, op, tag, *how, name, feedback=feedback)
         return self._launched(spec, name, AsyncReduceHandle)
 
     def all_gather(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ WIDTH, HEADS, LAYERS = 64, 4, 1
 CONTEXT = 32
 BATCH = 8
 LEARNING_RATE = 6e-3
+MUON_RATE = 3.0
+"""Muon's learning rate relative to AdamW's."""
 FRESH_STEPS = 20
 """Number of warm-up steps for an optimizer without history."""
 
@@ -71,18 +74,59 @@ class GPT(nn.Module):  # type: ignore[misc]
     def validation_loss(self, corpus: Corpus) -> float:
         return float(self.loss(corpus.validation(CONTEXT + 1)))
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def test_loss(self, corpus: Corpus) -> float:
+        return float(self.loss(corpus.test(CONTEXT + 1)))
+
+
+class Joined(torch.optim.Optimizer):  # type: ignore[misc]
+    """Several optimizers, each for some of the parameters, as one: with one state, and the groups of all."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        first = 0
+        for part in self._parts:
+            # `load_state_dict` replaces the groups and the state.
+            last = first + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[first:last], self.state
+            part.step()
+            first = last
+        return loss
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def muon(model: nn.Module) -> torch.optim.Optimizer:
+    """Return Muon (Jordan et al. 2024) for the blocks' matrices, and AdamW for all other parameters."""
+    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+    others = [each for each in model.parameters() if not any(each is matrix for matrix in matrices)]
+    return Joined(torch.optim.Muon(matrices, lr=MUON_RATE * LEARNING_RATE), adamw(others))
+
 
 class Trainer:
-    """Takes a peer's own steps: AdamW on its shard of the text, with a common learning-rate schedule.
+    """Takes a peer's own steps on its shard of the text, with a common learning-rate schedule.
 
     A step takes at least `least_s` seconds, for trials with slow peers."""
 
     def __init__(
-        self, model: GPT, corpus: Corpus, index: int, steps: int, batch: int = BATCH, least_s: float = 0.0
+        self,
+        model: GPT,
+        corpus: Corpus,
+        index: int,
+        steps: int,
+        batch: int = BATCH,
+        least_s: float = 0.0,
+        optimizer: str = "adamw",
     ) -> None:
         self.model, self.corpus, self.index, self.steps = model, corpus, index, steps
         self.batch, self.least_s = batch, least_s
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = muon(model) if optimizer == "muon" else adamw(model.parameters())
 
     def backward(self, step: int) -> float:
         """Compute loss and gradients of the batch for `step`, which depends only on the step and the peer."""
@@ -102,28 +146,34 @@ class Trainer:
     def _schedule(self, step: int) -> None:
         """Set the learning rate: half a cosine down to a tenth, with a short warm-up for an optimizer without
         history."""
-        history = self.optimizer.state.get(next(self.model.parameters()), {}).get("step", 0)
+        history = self.optimizer.state.get(self.model.embedding.weight, {}).get("step", 0)
         fresh = min(1.0, (float(history) + 1) / FRESH_STEPS)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
         for group in self.optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * fresh * cosine
+            rate = LEARNING_RATE * (MUON_RATE if "ns_steps" in group else 1)
+            group["lr"] = rate * fresh * cosine
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:
-        """Pretrain for `steps` steps on text from all shards, the same on every peer, as DiLoCo's authors do. The
-        result is saved at `path` for other runs."""
+        """Pretrain with AdamW for `steps` steps on text from all shards, the same on every peer, as DiLoCo's authors
+        do. The result is saved at `path` for other runs. Muon starts without history."""
         if steps == 0:
             return
+        own, self.optimizer = self.optimizer, adamw(self.model.parameters())
         if path is not None and path.exists():
             saved = torch.load(path, weights_only=True)
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
-            return
-        for step in range(-steps, 0):
-            self._schedule(0)
-            self.optimizer.zero_grad()
-            self.model.loss(self.corpus.batch_of_all(step, self.batch, CONTEXT + 1)).backward()
-            self.optimizer.step()
-        if path is not None:
-            whole = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may read `path` at any time
-            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, whole)
-            whole.replace(path)
+        else:
+            for step in range(-steps, 0):
+                self._schedule(0)
+                self.optimizer.zero_grad()
+                self.model.loss(self.corpus.batch_of_all(step, self.batch, CONTEXT + 1)).backward()
+                self.optimizer.step()
+            if path is not None:
+                whole = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may read `path` at any time
+                torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, whole)
+                whole.replace(path)
+        if isinstance(own, Joined):
+            matrices = {each for group in own.param_groups if "ns_steps" in group for each in group["params"]}
+            own.state.update({each: found for each, found in self.optimizer.state.items() if each not in matrices})
+            self.optimizer = own

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 HEADER = f"{'step':>6} {'peers':>5} {'train loss':>10} {'validation':>10} {'sent MB':>9} {'waited s':>8} {'seconds':>7}"
@@ -40,10 +41,20 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=40, help="outer steps (default: %(default)s)")
     parser.add_argument("--inner", type=int, default=50, help="inner steps per outer step (default: %(default)s)")
     parser.add_argument("--quantize", type=int, choices=[8, 4], help="bits per element on the wire")
+    parser.add_argument(
+        "--compression",
+        metavar="NAME",
+        help="8bit, 4bit, 2bit or 1bit; or topk, randomk, sign, powersgd or dct, and its first setting: topk=0.1",
+    )
+    parser.add_argument("--decay", type=float, help="of the residual of --compression")
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
     parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
     parser.add_argument("--seed", type=int, default=0, help="for the weights and the order of the text")
+    parser.add_argument(
+        "--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: for the blocks' matrices"
+    )
     parser.add_argument("--outer-learning-rate", type=float, default=0.7, help="for DiLoCo (default: %(default)s)")
+    parser.add_argument("--outer-momentum", type=float, default=0.9, help="for DiLoCo (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="sequences per step and peer (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=0, help="minimum duration of an inner step")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save every outer step there, and resume")
@@ -72,6 +83,10 @@ class Row:
     waited_s: float
     seconds: float
     digest: str
+    wire_bytes: tuple[int, int] = (0, 0)
+    """Bytes sent and received since the start, with frame headers, by pccl's counters."""
+    test_loss: float | None = None
+    """The loss on another text, after the last step."""
 
 
 class Progress:
@@ -104,10 +119,15 @@ class Progress:
         sent_bytes: int,
         waited_s: float,
         digest: str,
+        stats: Mapping[str, int] | None = None,
+        test_loss: float | None = None,
     ) -> None:
+        """`stats` is the communicator's."""
+        wire = (stats["tx_wire_bytes"], stats["rx_wire_bytes"]) if stats is not None else (0, 0)
         self._sent_bytes += sent_bytes
         elapsed_s = time.monotonic() - self._started_s
         row = Row(step, revision, peers, train_loss, validation_loss, self._sent_bytes, waited_s, elapsed_s, digest)
+        row = replace(row, wire_bytes=wire, test_loss=test_loss)
         if self._options.json is not None:
             with self._options.json.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 
@@ -13,6 +14,23 @@ from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo
+from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.group.relaunch import CompressionWord
+
+COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK}
+
+
+def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | None:
+    """Return the compressor that `--compression` names, or the word."""
+    if options.compression is None or options.compression in get_args(CompressionWord):
+        word: CompressionWord | None = options.compression
+        return word
+    name, _, number = options.compression.partition("=")
+    settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
+    compressor: Compressor = COMPRESSORS[name](*settings)
+    if options.decay is not None:
+        compressor.decay = options.decay
+    return compressor
 
 
 @dataclass(frozen=True)
@@ -24,12 +42,17 @@ class Run:
     model: GPT
     trainer: Trainer
     quantization: QuantizationOptions | None
+    compression: CompressionWord | Compressor | None
     progress: Progress
 
     def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
         """Load this peer's newest checkpoint from `--checkpoint`, if there is one."""
         if self.options.checkpoint is not None:
             trained.load(self._folder, missing_ok=True)
+
+    def test_loss(self, is_last: bool) -> float | None:
+        """Return peer 0's loss on a text that no setting was chosen by, after the last step."""
+        return self.model.test_loss(self.corpus) if is_last and self.progress.is_shown else None
 
     def save(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:
         """Save in the background if `--checkpoint` is given."""
@@ -61,9 +84,9 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     corpus = Corpus(shards=options.peers, seed=options.seed)
     model = GPT(options.seed)
     steps = options.steps * options.inner
-    trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3)
+    trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3, options.optimizer)
     trainer.warm_start(options.pretrain, options.start)
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
     progress = Progress(options)
     announce(options)
-    return Run(options, corpus, model, trainer, quantization, progress)
+    return Run(options, corpus, model, trainer, quantization, compression_of(options), progress)

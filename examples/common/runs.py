@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ class Kind:
     arguments: tuple[str, ...] = ()
     kill_every: int = 0
     """Minimum number of outer steps between two kills; 0: no kills."""
+    kills_max: int | None = None
     of_last_peer: tuple[str, ...] = ()
     """Additional arguments for the peer with the highest index."""
 
@@ -55,6 +57,8 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The rows of peer 0, which is never killed."""
+    wire_bytes: tuple[float, float] = (0, 0)
+    """Bytes sent and received, with frame headers: the mean of the peers that made all steps."""
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -137,7 +141,7 @@ class Run:
         connected."""
         every, rows = self.kind.kill_every, rows_of(self.files[0])
         is_due = every and step >= self.killed_at + every and step + every <= self.settings.steps
-        if not is_due or rows[-1]["peers"] < self.settings.peers:
+        if not is_due or rows[-1]["peers"] < self.settings.peers or self.outcome.kills == self.kind.kills_max:
             return
         self.killed_at = step
         index = 1 + self.outcome.kills % (self.settings.peers - 1)
@@ -150,6 +154,12 @@ class Run:
     def check(self) -> None:
         everybody = [rows_of(path) for path in self.files]
         self.outcome.rows = everybody[0]
+        whole = [rows[-1]["wire_bytes"] for rows in everybody if rows and len(rows) == len(everybody[0])]
+        if whole:
+            self.outcome.wire_bytes = (
+                statistics.fmean(sent for sent, _ in whole),
+                statistics.fmean(got for _, got in whole),
+            )
         self.outcome.joins = sum(bool(rows) for rows in everybody[self.settings.peers :])
         digests: dict[tuple[int, int], list[str]] = {}
         for rows in everybody:

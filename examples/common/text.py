@@ -59,6 +59,20 @@ class Corpus:
 
     def validation(self, length: int) -> Bytes:
         """Return evenly spaced stretches of the held-out text, the same in each call."""
-        starts = np.linspace(0, self._held_out.size - length, VALIDATION_SEQUENCES).astype(np.int64)
-        stretches: Bytes = self._held_out[starts[:, None] + np.arange(length)]
+        return self._at(self._places(length), length)
+
+    def test(self, length: int) -> Bytes:
+        """Return stretches of the held-out text between those of `validation`, four times as many."""
+        places = self._places(length)
+        gaps = np.diff(places) - length
+        if gaps.min() < 4 * length:
+            raise ValueError("the held-out text is too short")
+        between = places[:-1] + length + np.arange(4)[:, None] * (gaps // 4)
+        return self._at(between.reshape(-1), length)
+
+    def _places(self, length: int) -> Any:
+        return np.linspace(0, self._held_out.size - length, VALIDATION_SEQUENCES).astype(np.int64)
+
+    def _at(self, places: Any, length: int) -> Bytes:
+        stretches: Bytes = self._held_out[places[:, None] + np.arange(length)]
         return stretches

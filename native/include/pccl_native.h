@@ -201,6 +201,13 @@ typedef struct {
     uint32_t rank;
     uint32_t rounding; /* enum pccl_rounding, of what this rank quantizes; ranks need not agree */
     uint64_t rounding_seed; /* of stochastic rounding; mixed with key and rank */
+    /* Error feedback, of float32 only; ranks need not agree. A rank quantizes each element once: its share, with RING its
+     * partial sum, or the result of its own chunk. It adds `residual` first, and sets `residual_next` to
+     * feedback_decay times the error that it makes, or 0 where that is not a normal number. Both have `count` elements.
+     * After an abort residual_next is unspecified. */
+    const float *residual; /* NULL: zeros */
+    float *residual_next; /* must not overlap anything; NULL: no feedback */
+    double feedback_decay; /* 0 to 1 */
     uint64_t link_prev; /* RING: the link to rank - 1 and to rank + 1; the same one with two ranks */
     uint64_t link_next;
     const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. NULL: RING only */

@@ -581,7 +581,11 @@ uint8_t *pccl_op_slot_at(const pccl_op *op, uint64_t number)
 
 void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements)
 {
-    pccl_quant_quantize(&op->request, range.first, elements, range.count, pccl_op_wire_at(op, index));
+    uint8_t *wire = pccl_op_wire_at(op, index);
+    if (op->request.residual_next != NULL)
+        pccl_quant_quantize_fed_back(&op->request, range.first, elements, range.count, wire);
+    else
+        pccl_quant_quantize(&op->request, range.first, elements, range.count, wire);
 }
 
 void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range)

@@ -55,6 +55,15 @@ static int counts_are_right(const pccl_op_request *request)
            counts_add_up(shape, recv, &received) && pccl_max_u64(sent, received) == shape->count;
 }
 
+static int feedback_is_right(const pccl_op_request *request)
+{
+    const pccl_op_shape *shape = &request->shape;
+    if (request->residual_next == NULL)
+        return request->residual == NULL;
+    return shape->quantization != PCCL_QUANT_NONE && shape->dtype == PCCL_FLOAT32 && request->feedback_decay >= 0 &&
+           request->feedback_decay <= 1;
+}
+
 void pccl_op_request_buffers(const pccl_op_request *request, uint64_t *send, uint64_t *recv)
 {
     const pccl_op_shape *shape = &request->shape;
@@ -184,7 +193,7 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (request->rounding >= PCCL_ROUNDING_COUNT || request->key.reserved != 0)
         return PCCL_E_INVALID;
-    if (!shape_fits_collective(shape) || !counts_are_right(request))
+    if (!shape_fits_collective(shape) || !counts_are_right(request) || !feedback_is_right(request))
         return PCCL_E_INVALID;
     uint64_t send;
     uint64_t recv;

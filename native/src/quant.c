@@ -5,6 +5,10 @@
 #include "quant_format.h"
 #include "quant_levels.h"
 
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
 int pccl_quant_valid(const pccl_op_shape *shape)
 {
     const uint32_t code = shape->quantized_dtype, block = shape->quantization_block;
@@ -66,4 +70,26 @@ void pccl_quant_quantize(const pccl_op_request *request, uint64_t first, const v
         pccl_kernel_quantize_stochastic(&request->shape, pccl_quant_stream(request), first, source, count, wire);
     else
         pccl_kernel_quantize(&request->shape, source, count, wire);
+}
+
+void pccl_quant_quantize_fed_back(
+    const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire)
+{
+    float *next = request->residual_next + first;
+    const float decay = (float)request->feedback_decay;
+    pccl_op_shape shape = request->shape;
+    shape.reduce_op = PCCL_SUM;
+    memcpy(next, source, count * sizeof *next);
+    if (request->residual != NULL)
+        for (size_t i = 0; i < count; i++)
+            next[i] += request->residual[first + i];
+    pccl_quant_quantize(request, first, next, count, wire);
+    for (size_t i = 0; i < count; i++) /* the negative error, because a reduction cannot subtract */
+        next[i] = -next[i];
+    pccl_quant_dequantize_reduce(&shape, next, next, wire, count);
+    for (size_t i = 0; i < count; i++) {
+        float kept = next[i] * -decay;
+        float magnitude = fabsf(kept);
+        next[i] = magnitude >= FLT_MIN && magnitude <= FLT_MAX ? kept : 0.0f;
+    }
 }

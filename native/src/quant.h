@@ -23,6 +23,10 @@ int pccl_quant_valid(const pccl_op_shape *shape);
  * twice in an op, so that rounding errors are independent of each other. */
 void pccl_quant_quantize(const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire);
 
+/* The same with the request's error feedback. */
+void pccl_quant_quantize_fed_back(
+    const pccl_op_request *request, uint64_t first, const void *source, size_t count, void *wire);
+
 /* Returns the stream of a request's stochastic rounding. */
 uint64_t pccl_quant_stream(const pccl_op_request *request);
 

@@ -730,6 +730,60 @@ static void test_stochastic_streams(void)
     CHECK(memcmp(wires[0], wires[1], 108) == 0);
 }
 
+/* Elements 100 .. 699 of an op, with and without what the last one left. */
+static void test_feedback(void)
+{
+    enum { FIRST = 100, COUNT = 600 };
+    static float x[COUNT], residual[FIRST + COUNT], next[FIRST + COUNT], sum[COUNT], back[COUNT];
+    const pccl_op_shape shapes[] = {
+        quantized_shape(PCCL_FLOAT32, PCCL_QUANT_LLOYD_MAX, PCCL_CODE_UINT2, 64),
+        quantized_shape(PCCL_FLOAT32, PCCL_QUANT_SIGN, PCCL_CODE_UINT1, 64),
+        quantized_shape(PCCL_FLOAT32, PCCL_QUANT_MIN_MAX, PCCL_UINT8, 64),
+        quantized_shape(PCCL_FLOAT32, PCCL_QUANT_CAST, PCCL_FLOAT16, 0),
+    };
+    for (size_t i = 0; i < COUNT; i++) {
+        x[i] = random_unit();
+        residual[FIRST + i] = random_unit() * 0.1f;
+    }
+    EACH_LEVEL {
+        for (size_t k = 0; k < 2 * PCCL_COUNT_OF(shapes); k++) {
+            pccl_op_request request = {0};
+            request.shape = shapes[k / 2];
+            request.residual = k % 2 ? residual : NULL;
+            request.residual_next = next;
+            request.feedback_decay = 0.4;
+            for (size_t i = 0; i < COUNT; i++)
+                sum[i] = x[i] + (k % 2 ? residual[FIRST + i] : 0);
+            pccl_kernel_quantize(&request.shape, sum, COUNT, wires[0]);
+            pccl_kernel_dequantize(&request.shape, wires[0], COUNT, back);
+            memset(next, 0, sizeof next);
+            pccl_quant_quantize_fed_back(&request, FIRST, x, COUNT, wires[1]);
+            CHECK(memcmp(wires[0], wires[1], pccl_quantized_bytes(&request.shape, COUNT)) == 0);
+            for (size_t i = 0; i < FIRST; i++)
+                CHECK(next[i] == 0);
+            for (size_t i = 0; i < COUNT; i++)
+                CHECK(next[FIRST + i] == 0.4f * (sum[i] - back[i]));
+        }
+    }
+}
+
+/* A residual that is no normal number would never go away again, or make all that follows slow. */
+static void test_feedback_of_odd_values(void)
+{
+    float x[128] = {0}, next[128];
+    pccl_op_request request = {0};
+    request.shape = quantized_shape(PCCL_FLOAT32, PCCL_QUANT_SIGN, PCCL_CODE_UINT1, 64);
+    request.residual_next = next;
+    request.feedback_decay = 1;
+    x[5] = INFINITY;
+    x[6] = 1;
+    x[64] = 0x1p-130f;
+    x[65] = 0x1p-100f; /* both below the least scale */
+    pccl_quant_quantize_fed_back(&request, 0, x, 128, wires[0]);
+    for (size_t i = 0; i < 128; i++)
+        CHECK(next[i] == (i == 65 ? x[i] : 0));
+}
+
 static const struct {
     uint32_t quantization, code, bits;
 } with_levels[] = {{PCCL_QUANT_LLOYD_MAX, PCCL_CODE_UINT2, 2}, {PCCL_QUANT_SIGN, PCCL_CODE_UINT1, 1}};
@@ -878,5 +932,7 @@ int main(void)
     RUN(test_stochastic_is_unbiased);
     RUN(test_stochastic_position);
     RUN(test_stochastic_streams);
+    RUN(test_feedback);
+    RUN(test_feedback_of_odd_values);
     return check_summary();
 }

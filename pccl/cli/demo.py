@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Starts a master and several peers as processes on this machine. Each peer trains the same byte-level language model on
-its own shard of the Python standard library's sources, with DiLoCo: many local AdamW steps, then one all-reduce of
+its own shard of the Python standard library's sources, with DiLoCo: many local steps, then one all-reduce of
 their changes, then an outer Nesterov step. During the run, one peer is killed in the middle of an all-reduce, and
 later a new one joins and receives the shared state from the others.
 
@@ -41,6 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--kill", "kill the last peer after a third of the steps")
     option("--join", "let a new peer join after two thirds of the steps")
     option("--quantize", "send the all-reduces as 8-bit integers", choices=("none", "min-max", "zero-point"))
+    option("--optimizer", "inner optimizer; muon is for the hidden layers' matrices", choices=("adamw", "muon"))
     option("--connections", "connections between two peers", metavar="N")
     option("--context", "bytes of text that the model sees", metavar="N")
     option("--hidden", "width of the model's hidden layers", metavar="N")

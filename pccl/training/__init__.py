@@ -3,6 +3,7 @@
     diloco       `DiLoCo`, `AsyncDiLoCo`, `DiLoCoOptimizer`: many local steps, then one average
     ddp          `DDP`: gradients averaged in every step, during the backward pass; `torch_comm_hook`
     spsa         `SPSA`: forward passes only, one byte from each peer in each step
+    compression  `TopK`, `PowerSGD` and others, for `DiLoCo(compression=...)`
     data         `ElasticSampler`: each sample of an epoch once, despite churn; `RandomStreams`
     step, state, group    shared foundations: a step on all peers, the replicated state, the membership
 

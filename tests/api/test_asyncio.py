@@ -19,8 +19,10 @@ from pccl import (
     AsyncCommunicator,
     AsyncReduceHandle,
     Communicator,
+    ErrorFeedback,
     MasterNode,
     PCCLError,
+    QuantizationOptions,
     ReduceDescriptor,
     ReduceOp,
     ReduceOpDescriptor,
@@ -85,6 +87,13 @@ async def test_each_kind_of_call(peers: Peers) -> None:
         *(peer.all_reduce_multiple_with_retry(mine) for peer, mine in zip(peers, ops, strict=True))
     )
     assert [info.world_size for info in many] == [3] * 3
+    feedback = [ErrorFeedback() for _ in peers]
+    quantized = [
+        peer.all_reduce(x, quantization=QuantizationOptions(), feedback=feedback[i])
+        for i, (peer, x) in enumerate(zip(peers, arrays, strict=True))
+    ]
+    await asyncio.gather(*quantized)
+    assert all(each.kept.array is not None for each in feedback)
     assert [peer.world_size for peer in peers] == [3] * 3
     assert peers[0].stats["tx_payload_bytes"] > 0
     assert peers[0].flight_recorder().ops

@@ -28,7 +28,7 @@ REFERENCE_ONLY = {
     *("Attribute", "DistributionHint", "ReduceDescriptor", "ReduceOpDescriptor", "ReduceOperandDescriptor"),
     *("TensorInfo", "SharedStateSyncInfo"),
 }
-RARE_NAMES = {"InternalError", "Membership", "StateUnavailableError"}
+RARE_NAMES = {"ErrorFeedback", "InternalError", "Membership", "StateUnavailableError"}
 OWN_NAMES = {
     *("AsyncCommunicator", "AsyncCollectiveHandle", "CollectiveInfo", "CommunicatorOptions", "ReduceAlgorithm"),
     *("MasterLostError", "MismatchError", "OpTimeoutError", "OutcomeUnknownError", "PeerLostError"),
@@ -81,13 +81,13 @@ RUNTIME_LAYERS = ["extension", "environment", "threads", "network", "data_plane"
 # Folders that must not import each other, although one is listed before the other.
 RUNTIME_UNRELATED = {"session": ["master"], "master": ["data_plane", "state"]}
 # The same for `pccl/training`.
-TRAINING_LAYERS = ["group", "state", "step", "data", "diloco", "ddp", "spsa", "comm_hooks"]
+TRAINING_LAYERS = ["group", "state", "step", "data", "compression", "diloco", "ddp", "spsa", "comm_hooks"]
 TRAINING_UNRELATED = {
     "data": ["state", "step"],
     "diloco": ["data"],
     "ddp": ["data", "diloco"],
     "spsa": ["data", "diloco", "ddp"],
-    "comm_hooks": ["group", "state", "step", "data", "diloco", "spsa"],
+    "comm_hooks": ["group", "state", "step", "data", "compression", "diloco", "spsa"],
 }
 
 

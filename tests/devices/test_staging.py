@@ -15,6 +15,7 @@ import trio
 from pccl import (
     AsyncCommunicator,
     Communicator,
+    ErrorFeedback,
     MasterNode,
     PCCLError,
     QuantizationOptions,
@@ -172,6 +173,23 @@ def test_separate_arrays(
         np.testing.assert_array_equal(found, first)
     np.testing.assert_allclose(first, total(), atol=0 if quantization is None else 5)
     np.testing.assert_array_equal(send[1], values(1))
+
+
+def test_error_feedback(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+    found = []
+    for on_device in ([], [0, 1]):
+        feedback = [ErrorFeedback() for _ in range(WORLD)]
+        for _ in range(3):
+            held = mixed(devices, on_device)
+
+            def reduce(peer: Communicator, i: int, held: Any = held, feedback: Any = feedback) -> Any:
+                peer.all_reduce(held[i], op=SUM, quantization=QuantizationOptions(bits=4), feedback=feedback[i])
+                return seen_in(held[i])
+
+            results = three_peers.each(reduce)
+        found += results
+    for each in found:
+        np.testing.assert_array_equal(each, found[0])
 
 
 def mixed(devices: list[FakeDevice], on_device: Sequence[int], world: int = WORLD) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -91,6 +92,44 @@ def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     lines = _run("-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt"))
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
+
+
+@pytest.mark.slow
+def test_diloco_gpt_with_torch_compresses_what_muon_moves(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.9")
+    command = ["-n", "2", "examples/diloco_gpt.py", *SHORT, "--optimizer", "muon", "--compression", "topk=0.0625"]
+    command += ["--outer-learning-rate", "1", "--outer-momentum", "0", "--checkpoint", str(tmp_path)]
+    lines = _run(*command)
+    assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
+    assert len(set(_digests(lines))) == 1
+    lines = _run(*command, "--steps", "4")
+    assert [row[:2] for row in _table(lines)] == [["8", "2"]]
+    assert len(set(_digests(lines))) == 1
+
+
+@pytest.mark.slow
+def test_compare_bytes_with_torch_resumes_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.9")
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "examples/compare_bytes.py", "--folder", str(tmp_path), "--only", "ddp", "topk 1/16"]
+    command += ["--peers", "2", "--steps", "100", "--pretrain", "2", "--plot", str(tmp_path / "bytes.svg")]
+    earlier = {"validation_loss": 3.0, "test_loss": 3.0, "sent_bytes": 8e8, "received_bytes": 8e8, "seconds": 100.0}
+    earlier |= {"kills": 0, "joins": 0, "compared": 2}
+    (tmp_path / "results.json").write_text(json.dumps({"ddp": {"0": earlier}}))
+
+    def run() -> list[str]:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=EXAMPLES.parent)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    lines = run()
+    assert [line for line in lines if line.startswith("run ")] == ["run 2 of 2: topk 1/16, seed 0"]
+    ddp, topk = (line.split(" | ") for line in lines[-2:])
+    assert [ddp[0], topk[0]] == ["| ddp", "| topk 1/16"]
+    assert float(topk[4]) > 0.008  # two steps with 17 chunks of 260 bytes
+    assert topk[7] == "2 equal"
+    assert (tmp_path / "bytes.svg").stat().st_size > 0
+    assert not any(line.startswith("run ") for line in run())
 
 
 @pytest.mark.slow

@@ -27,10 +27,11 @@ def _group_is_empty(group: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["none", "min-max"])
-def test_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantize", "optimizer"), [("none", "muon"), ("min-max", "adamw")])
+def test_run_with_kill_and_join(quantize: str, optimizer: str, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
-    options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize, "--json", str(path)]
+    options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize]
+    options += ["--optimizer", optimizer, "--json", str(path)]
     done = ended("demo", *options)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pccl.tools.demo.model import WARM_UP_STEPS, AdamW, ByteModel, Bytes, ModelShape
+from pccl.tools.demo.model import (
+    NEWTON_SCHULZ,
+    WARM_UP_STEPS,
+    AdamW,
+    ByteModel,
+    Bytes,
+    ModelShape,
+    Muon,
+    orthogonalized,
+)
 
 SMALL = ModelShape(context=3, embedding=4, hidden=5)
 STEP = 1e-5
@@ -97,3 +106,61 @@ def test_adamw() -> None:
         expected -= rate * unbiased[0] / (np.sqrt(unbiased[1]) + o.epsilon)
         optimizer.step(parameters, gradient.copy(), scale=0.5)
         np.testing.assert_allclose(parameters, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
+def test_orthogonalized_moves_singular_values_by_the_polynomial(shape: tuple[int, int]) -> None:
+    matrix = np.random.default_rng(1).standard_normal(shape)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values /= np.linalg.norm(values)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    np.testing.assert_allclose(orthogonalized(matrix), left @ np.diag(values) @ right, atol=1e-12)
+    assert 0.6 < values.min() <= values.max() < 1.3
+    assert not orthogonalized(np.zeros(shape)).any()
+
+
+def test_muon_moves_matrices_and_adamw_the_rest() -> None:
+    random = np.random.default_rng(0)
+    parameters = random.normal(size=SMALL.size)
+    start, rest = parameters.copy(), parameters.copy()
+    optimizer, others = Muon(SMALL, parameters, learning_rate=0.1), AdamW(rest, learning_rate=0.1)
+    matrices = (1, 3)
+    expected = [SMALL.arrays(start)[index].copy() for index in matrices]
+    means = [np.zeros_like(each) for each in expected]
+    for step in range(1, 2 * WARM_UP_STEPS):
+        gradient = random.normal(size=SMALL.size)
+        rate = 3 * 0.1 * 0.5 * min(1.0, step / WARM_UP_STEPS)
+        for index, matrix, mean in zip(matrices, expected, means, strict=True):
+            slope = SMALL.arrays(gradient)[index]
+            mean += 0.05 * (slope - mean)
+            matrix *= 1 - rate * others.weight_decay
+            outputs_by_inputs = matrix.shape[1] / matrix.shape[0]
+            matrix -= rate * max(1, outputs_by_inputs) ** 0.5 * orthogonalized(0.05 * slope + 0.95 * mean)
+        others.step(rest, gradient.copy(), scale=0.5)
+        optimizer.step(parameters, gradient.copy(), scale=0.5)
+    for index, array in enumerate(SMALL.arrays(parameters)):
+        wanted = expected[matrices.index(index)] if index in matrices else SMALL.arrays(rest)[index]
+        np.testing.assert_allclose(array, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_muon_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch", "2.9")
+    shape = ModelShape(context=1, embedding=8, hidden=16)
+    random = np.random.default_rng(0)
+    parameters = random.normal(size=shape.size).astype(np.float32)
+    optimizer = Muon(shape, parameters, learning_rate=0.01)
+    # torch's matrices multiply from the left.
+    theirs = [torch.nn.Parameter(torch.from_numpy(shape.arrays(parameters)[index].T.copy())) for index in (1, 3)]
+    peer = torch.optim.Muon(theirs, lr=0.03, weight_decay=AdamW.weight_decay)
+    for step in range(1, 6):
+        gradient = random.normal(size=shape.size).astype(np.float32)
+        for parameter, index in zip(theirs, (1, 3), strict=True):
+            parameter.grad = torch.from_numpy(shape.arrays(gradient)[index].T.copy())
+        peer.param_groups[0]["lr"] = 0.03 * step / WARM_UP_STEPS
+        peer.step()
+        optimizer.step(parameters, gradient)
+    for parameter, index in zip(theirs, (1, 3), strict=True):
+        # torch orthogonalizes in bfloat16.
+        np.testing.assert_allclose(parameter.detach().numpy().T, shape.arrays(parameters)[index], atol=2e-3)

@@ -44,6 +44,7 @@ def finish(peers: list[AsyncPeer]) -> None:
 WHOLE = slice(0, 40)
 THIRDS = [slice(0, 10), slice(10, 25), slice(25, 40)]
 """The thirds of 40 elements, cut between rows of five."""
+compressed = pytest.mark.parametrize("compression", [None, "2bit"])
 fragmented = pytest.mark.parametrize("fragments", [[WHOLE], THIRDS], ids=["whole", "fragments"])
 
 
@@ -105,11 +106,22 @@ def test_matches_reference_implementation(master: MasterNode, fragments: list[sl
 
 
 @fragmented
-def test_newcomer_starts_after_drain(master: MasterNode, fragments: list[slice]) -> None:
-    peers = async_cluster(master, 2, fragments=len(fragments))
+def test_compression(master: MasterNode, fragments: list[slice]) -> None:
+    peers = async_cluster(master, 3, fragments=len(fragments), compression="4bit")
+    each_runs(peers, 7)
+    finish(peers)
+    assert_parity(peers)
+    for name, array in late_reference([0, 1, 2], 8, fragments=fragments).items():
+        np.testing.assert_allclose(peers[0].model[name], array, atol=0.2)
+
+
+@fragmented
+@compressed
+def test_newcomer_starts_after_drain(master: MasterNode, fragments: list[slice], compression: str | None) -> None:
+    peers = async_cluster(master, 2, fragments=len(fragments), compression=compression)
     each_runs(peers, 2)
     assert peers[0].diloco.outer_steps == 3  # one is in flight
-    newcomer = AsyncPeer(master.address, 2, AsyncDiLoCo, fragments=len(fragments))
+    newcomer = AsyncPeer(master.address, 2, AsyncDiLoCo, fragments=len(fragments), compression=compression)
 
     def three_have_met_twice(peer: Peer) -> bool:
         return peer.worlds.count(3) == 2
@@ -152,8 +164,9 @@ def test_drain_keeps_all_pseudo_gradients(master: MasterNode, fragments: list[sl
 
 
 @fragmented
-def test_peer_lost_in_flight_is_left_out(master: MasterNode, fragments: list[slice]) -> None:
-    peers = async_cluster(master, 3, fragments=len(fragments))
+@compressed
+def test_peer_lost_in_flight_is_left_out(master: MasterNode, fragments: list[slice], compression: str | None) -> None:
+    peers = async_cluster(master, 3, fragments=len(fragments), compression=compression)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)

@@ -237,6 +237,20 @@ def test_ddp_is_garbage_collected(master: MasterNode) -> None:
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("compression", ["8bit", "4bit"])
+def test_compressed_gradients(master: MasterNode, compression: Any) -> None:
+    peers, plain = cluster_of(master, 3, compression=compression), new_module()
+    together([partial(peer.run, 5) for peer in peers])
+    assert_parity(peers)
+    close(peers)
+    others = cluster_of(master, 3)
+    together([partial(peer.run, 5) for peer in others])
+    error = (parameters(peers[0].module) - parameters(others[0].module)).norm()
+    assert 0 < error < 0.4 * (parameters(plain) - parameters(others[0].module)).norm()
+    close(others)
+
+
+@pytest.mark.usefixtures("place")
 def test_newcomers_get_optimizer_moments(master: MasterNode) -> None:
     peers = cluster_of(master, 2, quantization=QuantizationOptions())
     together([partial(peer.run, 3) for peer in peers])
@@ -324,6 +338,11 @@ def test_untrainable_modules_are_refused(master: MasterNode) -> None:
     wrong: Any = "int8"
     with pytest.raises(TypeError, match="quantization must be QuantizationOptions or None, not 'int8'"):
         DDP(communicator, module, optimizer, quantization=wrong)
+    with pytest.raises(ValueError, match="compression '2bit' sets quantization= itself"):
+        DDP(communicator, module, optimizer, compression="2bit", quantization=QuantizationOptions())
+    double = torch.nn.Linear(2, 2).double()
+    with pytest.raises(ValueError, match=r"needs float32, not torch\.float64"):
+        DDP(communicator, double, new_optimizer(double), compression="2bit")
     for name in ("admit_every", "bucket_bytes"):
         with pytest.raises(ValueError, match=f"{name} 0 is not an integer of at least 1"):
             DDP(communicator, module, optimizer, **{name: 0})

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
+from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
+from tests.api.test_error_feedback import Model as Average
+from tests.api.test_quantization import FOUR_BITS, LEVELS
 from tests.support.cluster import WAIT_S, Background, together, until
 from tests.training.peers import (
+    Model,
     Peer,
     Reference,
     assert_close,
@@ -20,6 +23,7 @@ from tests.training.peers import (
     cluster_of,
     each_runs,
     new_model,
+    train,
 )
 
 
@@ -47,10 +51,59 @@ def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None
     close(peers)
 
 
-def test_newcomers_get_outer_state(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
+def flat(model: Model) -> Any:
+    return np.concatenate([array.ravel() for array in model.values()])
+
+
+@pytest.mark.parametrize(
+    ("word", "decay", "options", "outer"),
+    [
+        ("4bit", 1.0, FOUR_BITS, OuterNesterov()),
+        ("2bit", 0.4, LEVELS[0], OuterNesterov(1.0, 0.7)),
+        ("1bit", 0.4, LEVELS[1], OuterNesterov(1.0, 0.7)),
+    ],
+)
+def test_compression_is_quantization_with_error_feedback(
+    master: MasterNode, word: str, decay: float, options: QuantizationOptions, outer: OuterNesterov
+) -> None:
+    peers = cluster_of(master, 3, compression=word)
+    each_runs(peers, 5)
+    assert_parity(peers)
+    average = Average(3, decay, options, is_ring=False)
+    by_rank = sorted(peers, key=lambda peer: peer.communicator.rank)
+    parameters = flat(new_model())
+    momentum = np.zeros_like(parameters)
+    for _ in range(5):
+        moved = []
+        for peer in by_rank:
+            local = {"all": parameters.copy()}
+            train(local, peer.number)
+            moved.append(parameters - local["all"])
+        outer.step(parameters, momentum, average.reduce(moved, ReduceOp.AVG))
+    for peer in peers:
+        np.testing.assert_array_equal(flat(peer.model), parameters)
+    close(peers)
+
+
+def test_wrong_compression() -> None:
+    made = partial(DiLoCo, Communicator("127.0.0.1:1"))
+    with pytest.raises(ValueError, match="compression '3bit': must be one of '8bit', '4bit', '2bit', '1bit' or None"):
+        made(new_model(), compression="3bit")
+    with pytest.raises(ValueError, match="compression '2bit' sets quantization= itself"):
+        made(new_model(), compression="2bit", quantization=QuantizationOptions())
+    with pytest.raises(ValueError, match="compression with error feedback needs float32, not float64"):
+        made({"x": np.ones(3)}, compression="2bit")
+    made({"x": np.ones(3)}, compression="8bit")
+
+
+compressed = pytest.mark.parametrize("compression", [None, "2bit"])
+
+
+@compressed
+def test_newcomers_get_outer_state(master: MasterNode, compression: str | None) -> None:
+    peers = cluster_of(master, 2, compression=compression)
     each_runs(peers, 2)
-    newcomer = Peer(master.address, 2)
+    newcomer = Peer(master.address, 2, compression=compression)
     for array in newcomer.model.values():
         array[...] = np.nan
 
@@ -70,8 +123,9 @@ def test_newcomers_get_outer_state(master: MasterNode) -> None:
     close([*peers, newcomer])
 
 
-def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
-    peers = cluster_of(master, 3)
+@compressed
+def test_peer_lost_during_average_is_left_out(master: MasterNode, compression: str | None) -> None:
+    peers = cluster_of(master, 3, compression=compression)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)

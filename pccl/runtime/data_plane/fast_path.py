@@ -150,7 +150,7 @@ class FastPath:
         op is over, belongs to the session or, without `waits`, has been started."""
         opening, spec = self._opening, op.spec
         assert spec is not None
-        if opening is None or spec.source is not None:
+        if opening is None or spec.source is not None or spec.residuals is not None:
             return False
         start = opening.start if spec.pair is None else self._pair_start(opening, spec.pair)
         if start is None:

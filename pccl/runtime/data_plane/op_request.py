@@ -98,6 +98,11 @@ class OpRequest:
             shape.quantization_block = quantization.block_size
             request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
             request.rounding_seed = quantization.seed
+        old, new = 0, 0
+        if spec.residuals is not None:
+            old, new = spec.residuals.place((self, launch.epoch, launch.ring, buffers.count), buffers.count)
+            request.feedback_decay = spec.residuals.decay
+        request.residual, request.residual_next = ffi.cast("float *", old), ffi.cast("float *", new)
         shape.step = 0 if spec.step is None else spec.step + 1
         shape.dimensions = number_of(spec.shape, spec.bytes_of)
         shape.segment_bytes = max(

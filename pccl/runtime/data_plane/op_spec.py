@@ -9,11 +9,14 @@ An `OpSpec` is created in the caller's thread, before the participants are known
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from pccl.types import Collective, DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp
+import numpy as np
+
+from pccl.types import Collective, DataType, ErrorFeedback, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,39 @@ class Pair(NamedTuple):
     is_sender: bool
 
 
+class Residuals:
+    """The residuals of one launch of an op with error feedback.
+
+    The engine reads the array that was kept and writes a new one, which is kept once the op has succeeded. Thus a
+    failed op changes nothing, and no two launches write to one array.
+    """
+
+    def __init__(self, feedback: ErrorFeedback) -> None:
+        self.decay = feedback.decay
+        self._kept = feedback.kept
+        self._key: object = None
+        self._old: Any = None
+        self._new: Any = None
+
+    def claim(self, op: Any) -> bool:
+        """Return whether `op` may use the residuals: no other op that uses them is in flight."""
+        holder = self._kept.holder()
+        if holder is not None and not holder.is_over and not holder.is_given_up:
+            return False
+        self._kept.holder = weakref.ref(op)
+        return True
+
+    def place(self, key: object, count: int) -> tuple[int, int]:
+        """Return the addresses of the residual that was kept for `key`, 0 for none, and of the new one."""
+        if self._new is None or self._key != key:
+            self._key, self._new = key, np.zeros(count, np.float32)
+            self._old = self._kept.array if self._kept.key == key else None
+        return 0 if self._old is None else self._old.ctypes.data, self._new.ctypes.data
+
+    def keep(self) -> None:
+        self._kept.key, self._kept.array = self._key, self._new
+
+
 class OpSpec(NamedTuple):
     """An op as its caller describes it."""
 
@@ -120,10 +156,15 @@ class OpSpec(NamedTuple):
     """Called when a result is in the caller's arrays, before the op is reported as over."""
     is_overlapped: bool = False
     """Whether the caller waits later or never (see `overlapped_waits`)."""
+    feedback: ErrorFeedback | None = None
+    residuals: Residuals | None = None
+    """The residuals for this launch, if there is feedback."""
 
     def launched(self) -> OpSpec:
-        """Return the spec for one launch, with a new source if it needs one."""
-        return self if self.new_source is None else self._replace(source=self.new_source(), new_source=None)
+        """Return the spec for one launch, with a new source and residuals if it needs them."""
+        source = self.source if self.new_source is None else self.new_source()
+        residuals = None if self.feedback is None else Residuals(self.feedback)
+        return self._replace(source=source, new_source=None, residuals=residuals)
 
     def placed(self, rank: int, world_size: int) -> OpSpec:
         """Return the spec with buffers for this many peers. Raises ValueError as in `Placement.place`."""

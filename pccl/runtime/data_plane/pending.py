@@ -58,6 +58,7 @@ class PendingOp:
         """Returns the result as a new array, if the caller passed no array for it."""
         self.written = spec.written
         """Called when a result is in the caller's arrays."""
+        self.residuals = spec.residuals
         self.is_given_up = False
         """Whether the caller gets its arrays back without the result, at the latest when the op is released."""
         self.tag = spec.tag
@@ -191,6 +192,9 @@ class PendingOp:
                 self.source = None
                 self.written = None
             if not self.is_given_up:
+                if self.residuals is not None and result.code is Result.SUCCESS:
+                    self.residuals.keep()
+                self.residuals = None
                 if self.written is not None:
                     self.note_written()
                 self.release()

@@ -131,10 +131,11 @@ class Ops:
 
     def new(self, spec: OpSpec) -> PendingOp:
         """Return an op to launch. It can be cancelled even if a signal interrupts its launch."""
-        return PendingOp(next(self._numbers), spec if spec.new_source is None else spec.launched(), self)
+        is_plain = spec.new_source is None and spec.feedback is None
+        return PendingOp(next(self._numbers), spec if is_plain else spec.launched(), self)
 
     def launch(self, op: PendingOp) -> None:
-        """Launch an op. Raises SessionError if its tag is in flight or the session is over."""
+        """Launch an op. Raises SessionError if its tag or error feedback is in flight or the session is over."""
         self._claim_tag(op)
         self._enqueue(op)
 
@@ -192,6 +193,9 @@ class Ops:
     def _claim_tag(self, op: PendingOp) -> None:
         if self._lifetime.failure is not None:
             self._require_alive_for(op)
+        if op.residuals is not None and not op.residuals.claim(op):
+            text = "the feedback is that of an op in flight; wait for it, and use one ErrorFeedback for each array"
+            raise self._refused(op, SessionError(Result.INVALID_USAGE, text))
         holder = self.holders.setdefault(op.name, op)
         if holder is op:
             return

@@ -1,4 +1,4 @@
-"""The demo's text, its byte-level language model in NumPy with a hand-written backward pass, and AdamW.
+"""The demo's text, its byte-level language model in NumPy with a hand-written backward pass, AdamW and Muon.
 
 The model maps a window of the last `K` bytes to a distribution over the next byte:
 
@@ -182,10 +182,14 @@ class AdamW:
         self._mean = np.zeros_like(like)
         self._square = np.zeros_like(like)
 
+    def rate(self, scale: float) -> float:
+        """Return the learning rate of the last step."""
+        return self.learning_rate * scale * min(1.0, self._steps / WARM_UP_STEPS)
+
     def step(self, parameters: Floats, gradient: Floats, scale: float = 1.0) -> None:
         """Update `parameters` by one step. `scale` multiplies the learning rate; `gradient` is overwritten."""
         self._steps += 1
-        rate = self.learning_rate * scale * min(1.0, self._steps / WARM_UP_STEPS)
+        rate = self.rate(scale)
         unbias1 = 1 - self.beta1**self._steps
         unbias2 = 1 - self.beta2**self._steps
         self._mean += (1 - self.beta1) * (gradient - self._mean)
@@ -193,6 +197,58 @@ class AdamW:
         self._square += (1 - self.beta2) * (gradient - self._square)
         parameters *= 1 - rate * self.weight_decay
         parameters -= (rate / unbias1) * self._mean / (np.sqrt(self._square / unbias2) + self.epsilon)
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalized(matrix: Floats) -> Floats:
+    """Return the matrix with its singular values moved to about 1, by five steps of a quintic Newton-Schulz iteration.
+
+    The coefficients are those of Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / max(float(np.linalg.norm(x)), 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class Muon:
+    """Muon (Jordan et al. 2024) for the matrices of the two hidden layers, and AdamW for all other parameters.
+
+    A matrix moves by its orthogonalized Nesterov momentum. A matrix multiplies rows from the right here, so its columns
+    are the outputs.
+    """
+
+    momentum = 0.95
+    relative_rate = 3.0
+    """The matrices' learning rate, relative to AdamW's."""
+
+    def __init__(self, shape: ModelShape, like: Floats, learning_rate: float = 3e-3) -> None:
+        self._shape = shape
+        self._others = AdamW(like, learning_rate)
+        self._means = [np.zeros_like(matrix) for matrix in self._matrices(like)]
+
+    def _matrices(self, flat: Floats) -> tuple[Floats, Floats]:
+        _, w_in, _, w_h, *_ = self._shape.arrays(flat)
+        return w_in, w_h
+
+    def step(self, parameters: Floats, gradient: Floats, scale: float = 1.0) -> None:
+        """Update `parameters` by one step, like `AdamW.step`."""
+        updates = []
+        for mean, slope in zip(self._means, self._matrices(gradient), strict=True):
+            mean += (1 - self.momentum) * (slope - mean)
+            rows, columns = mean.shape
+            update = orthogonalized(slope + self.momentum * (mean - slope))
+            updates.append(max(1.0, columns / rows) ** 0.5 * update)
+        before = [matrix.copy() for matrix in self._matrices(parameters)]
+        self._others.step(parameters, gradient, scale)
+        rate = self.relative_rate * self._others.rate(scale)
+        for matrix, old, update in zip(self._matrices(parameters), before, updates, strict=True):
+            matrix[...] = (1 - rate * self._others.weight_decay) * old - rate * update
 
 
 def cosine_scale(done: float, floor: float = 0.05) -> float:

@@ -26,6 +26,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kill: bool = True
     join: bool = True
     quantize: str = "none"
+    optimizer: str = "adamw"
     connections: int = 2
     context: int = 12
     embedding: int = 32

@@ -1,7 +1,7 @@
 """One peer of the demo: `python -m pccl.tools.demo.worker JSON`. An outer step of its loop is
 
     admit    only in the join step: wait for the newcomer, then sync_shared_state
-    train    inner AdamW steps on this peer's shard, starting from the shared parameters
+    train    inner steps on this peer's shard, starting from the shared parameters
     reduce   average the changes, with a separate all-reduce for each part of the parameters
     apply    the outer Nesterov step, on the shared parameters and momentum; revision += 1
 
@@ -37,7 +37,7 @@ from pccl import (
 )
 from pccl.tools import harness
 from pccl.tools.demo import model as corpus
-from pccl.tools.demo.model import AdamW, ByteModel, ModelShape, cosine_scale
+from pccl.tools.demo.model import AdamW, ByteModel, ModelShape, Muon, cosine_scale
 from pccl.tools.demo.plan import At, Doing, Finished, StepDone, WorkerOptions
 from pccl.training import OuterNesterov
 
@@ -92,7 +92,11 @@ class Worker:
         self._own = np.empty_like(self._parameters)
         self._pseudo_gradient = np.empty_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        self._inner = AdamW(self._own, plan.learning_rate)
+        self._inner = (
+            Muon(self._shape, self._own, plan.learning_rate)
+            if plan.optimizer == "muon"
+            else AdamW(self._own, plan.learning_rate)
+        )
         self._outer = OuterNesterov(plan.outer_learning_rate, plan.outer_momentum)
         self._quantization = QuantizationOptions(DataType.UINT8, _QUANTIZATION[plan.quantize])
 

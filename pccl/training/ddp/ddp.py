@@ -40,7 +40,7 @@ from pccl.training.ddp.refusals import (
     found_inf,
 )
 from pccl.training.group.membership import Churn, Membership, alike, fingerprint
-from pccl.training.group.relaunch import own_number
+from pccl.training.group.relaunch import Compression, CompressionWord, own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Snapshot, is_one_file
 from pccl.training.state.replica import default_torch_arithmetic, layout_of, named_parameters
@@ -119,6 +119,7 @@ class DDP(TrainingLoop):
         optimizer: Any,
         *,
         quantization: QuantizationOptions | None = None,
+        compression: CompressionWord | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         admit_every: int = 10,
         find_unused_parameters: bool = False,
@@ -133,6 +134,9 @@ class DDP(TrainingLoop):
     ) -> None:
         """Args:
             quantization: How to quantize the gradients that are sent.
+            compression: A word that sets quantization and error feedback (`pccl.ErrorFeedback`), for float32
+                gradients. "8bit": MIN_MAX codes of 8 bits, no feedback. "4bit": MIN_MAX codes of 4 bits, decay 1.
+                "2bit": LLOYD_MAX and decay 0.4. "1bit": SIGN and decay 0.4.
             bucket_bytes: The size of a bucket.
             admit_every: Admit newcomers after this many steps.
             find_unused_parameters: Accepted for compatibility with torch; unused parameters always count as zero.
@@ -168,7 +172,8 @@ class DDP(TrainingLoop):
         self._communicator = communicator
         self._address: str | None = None
         self._optimizer = optimizer
-        self._quantization = quantization
+        how = Compression.of(compression, quantization)
+        quantization = self._quantization = how.quantization
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
@@ -198,7 +203,7 @@ class DDP(TrainingLoop):
                     "gradients would not be averaged; put everything that is trained into one module, like a ModuleList"
                 )
         self._buckets = [Bucket(torch, each) for each in bucketed(parameters, bucket_bytes)]
-        self._gradients = GradientAverages(communicator, self._buckets, tag + 1, quantization)
+        self._gradients = GradientAverages(communicator, self._buckets, tag + 1, how)
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
         self._refusals = StepRefusals(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
@@ -225,6 +230,7 @@ class DDP(TrainingLoop):
             **self._replicated.options(),
             "optimizer": type(optimizer).__qualname__,
             "quantization": alike(quantization),
+            **({"compression": compression} if compression is not None else {}),
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
             **({"on_nonfinite": on_nonfinite} if on_nonfinite is not None else {}),

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions, ReduceOp
-from pccl.training.group.relaunch import Outcome, Relaunched, average, combined
+from pccl.training.group.relaunch import Compression, Outcome, Relaunched, average, combined
 from pccl.training.state.replica import default_torch_arithmetic
 
 BUCKET_BYTES = 4 << 20
@@ -347,14 +347,16 @@ class GradientAverages:
         communicator: Communicator,
         buckets: Sequence[Bucket],
         tag: int,
-        quantization: QuantizationOptions | None,
+        compression: Compression,
     ) -> None:
-        """`tag` is the first bucket's tag; the other buckets use the tags that follow."""
+        """`tag` is the first bucket's tag; the other buckets use the tags that follow. Raises ValueError if the type of
+        a bucket cannot be compressed."""
         self.buckets = buckets
         self.comm_hook: tuple[Any, CommHook] | None = None
         self._communicator = communicator
         self._tag = tag
-        self._quantization = quantization
+        self._quantization = compression.quantization
+        self._feedback = [compression.feedback(bucket.flat.dtype) for bucket in buckets]
         self._exponent: int | None = None
         self._is_note_queued = False
 
@@ -401,6 +403,8 @@ class GradientAverages:
             return averages
 
         def launch(number: int, exponent: int | None) -> None:
+            if (feedback := self._feedback[number]) is not None:
+                feedback.reset()  # this step's gradients have been sent, perhaps times another factor
             self._launch_plain(number, exponent, own, revision)
 
         averages, self._exponent = settle_buckets(self.buckets, averages, weights, self._exponent, launch)
@@ -435,4 +439,6 @@ class GradientAverages:
         if exponent is not None:
             sent, out, op = bucket.weighed(factor_of(weight or 0.0, exponent)), None, ReduceOp.SUM
         tag = self._tag + number
-        bucket.average = average(self._communicator, sent, tag, revision, self._quantization, op=op, out=out)
+        bucket.average = average(
+            self._communicator, sent, tag, revision, self._quantization, op=op, out=out, feedback=self._feedback[number]
+        )

@@ -27,10 +27,11 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
+from pccl.training.compression import Compressor
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
-from pccl.training.diloco.weighted_average import NotedAverage
+from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
-from pccl.training.group.relaunch import Relaunched
+from pccl.training.group.relaunch import CompressionWord
 from pccl.training.group.site import Site
 from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.replica import Part, Replica, Vector
@@ -56,7 +57,7 @@ class Flight:
 
     fragment: Fragment
     vector: Vector
-    average: Relaunched | NotedAverage
+    average: Average
 
 
 @outside_graphs
@@ -75,6 +76,7 @@ class AsyncDiLoCo(OuterLoop):
         *,
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
+        compression: CompressionWord | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -88,12 +90,15 @@ class AsyncDiLoCo(OuterLoop):
         **churn: Unpack[Churn],
     ) -> None:
         fragments = as_int("fragments", fragments, 1)
+        if isinstance(compression, Compressor):
+            raise TypeError(f"compression {compression!r}: AsyncDiLoCo takes only words, DiLoCo also compressors")
         super().__init__(
             communicator,
             model,
             inner,
             outer=outer,
             quantization=quantization,
+            compression=compression,
             tag=tag,
             site=site,
             shared=shared,
@@ -107,6 +112,7 @@ class AsyncDiLoCo(OuterLoop):
             **churn,
         )
         self._fragments = _fragments(self._replica, fragments)
+        self._feedback *= fragments  # `_enter` replaces them by separate ones
         self._flight: Flight | None = None
         self._weights = [0.0] * fragments  # since each fragment's last turn
         largest = max(fragment.part.count for fragment in self._fragments)
@@ -198,7 +204,8 @@ class AsyncDiLoCo(OuterLoop):
         """Launch the average of `gradient`, a view of `_gradient`. All peers have the same revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
-        average = self._launch_average(gradient, weight, is_finite)
+        part = self._fragments.index(fragment)
+        average = self._launch_average(gradient, weight, is_finite, part)
         self._replicated.launch_buffers(self.revision)
         self._flight = Flight(fragment, gradient, average)
 

@@ -32,10 +32,11 @@ from pccl import (
 )
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.diloco.weighted_average import NotedAverage, explained
+from pccl.training.compression import Compressor
+from pccl.training.diloco.weighted_average import Average, CompressedAverage, NotedAverage, explained
 from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.membership import alike as alike_quantization
-from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.group.relaunch import Compression, CompressionWord, Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
@@ -99,6 +100,8 @@ class OuterNesterov:
         np.subtract(parameters, out, out=out)
 
 
+_OUTER = {"2bit": OuterNesterov(1.0, 0.7), "1bit": OuterNesterov(1.0, 0.7)}
+"""The outer optimizers of a `compression` for which the paper's does less well."""
 UNKNOWN_S = math.inf
 """The `seconds` of a peer that has not measured its inner steps."""
 
@@ -179,6 +182,7 @@ class OuterLoop(TrainingLoop):
         *,
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
+        compression: CompressionWord | Compressor | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -196,8 +200,13 @@ class OuterLoop(TrainingLoop):
         Args:
             model: A torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays.
             inner: The inner optimizer, saved in checkpoints. Newcomers receive its `param_groups`, if it has any.
-            outer: The outer optimizer.
+            outer: The outer optimizer. The default is `OuterNesterov()`, or the one of `compression`.
             quantization: How to quantize the pseudo-gradients that are sent.
+            compression: A word that sets quantization, error feedback (`pccl.ErrorFeedback`) and the default of
+                `outer`, chosen for AdamW, 50 inner steps and float32. "8bit": MIN_MAX codes of 8 bits, no feedback.
+                "4bit": MIN_MAX codes of 4 bits, decay 1. "2bit": LLOYD_MAX, decay 0.4 and `OuterNesterov(1.0, 0.7)`.
+                "1bit": the same with SIGN. Or, not in `AsyncDiLoCo`, a compressor from `pccl.training.compression`,
+                which this object then owns.
             tag: The first of three tags.
             site: The site, if this peer trains one shard; `communicator` must come from it.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
@@ -220,6 +229,10 @@ class OuterLoop(TrainingLoop):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":
             alike = (alike, steps, inner_steps)
+        self._compressor = compression if isinstance(compression, Compressor) else None
+        word = None if isinstance(compression, Compressor) else compression
+        if self._compressor is not None and quantization is not None:
+            raise ValueError("give either quantization= or a compressor")
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
         if on_nonfinite is not None:
             alike = (alike, "on_nonfinite", on_nonfinite)
@@ -227,6 +240,8 @@ class OuterLoop(TrainingLoop):
         self._is_skipped = False
         self._left_out = 0
         """The number of peers that the last average left out."""
+        self._compression = Compression.of(word, quantization)
+        quantization = self._compression.quantization
         self._is_by_speed = steps == "by speed"
         self._inner_steps = InnerSteps(inner_steps, site)
         self._has_begun = False
@@ -234,14 +249,17 @@ class OuterLoop(TrainingLoop):
         self._model = model
         self._replica = replica = replica_of(model)
         self._inner = inner
-        self._outer = outer or OuterNesterov()
-        self._quantization = quantization
+        self._feedback = [self._compression.feedback(replica.dtype)]
+        self._outer = outer or _OUTER.get(word or "") or OuterNesterov()
+        if self._compressor is not None:
+            self._compressor.prepare(list(replica.shapes.values()))
         self._tag = tag
         self._parameters = np.empty(replica.count, replica.dtype)
         replica.read(self._parameters)
         self._momentum = np.zeros_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
+        compressors = [self._compressor] if self._compressor is not None else []
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike, *compressors)}"
         compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
         inner_name = type(inner).__qualname__ if hasattr(inner, "param_groups") else None
         self._alike = {
@@ -250,6 +268,7 @@ class OuterLoop(TrainingLoop):
             "alike": alike,
             "quantization": alike_quantization(quantization),
             "outer": self._outer,
+            **({"compression": compression} if compression is not None else {}),
         }
         self._replicated = ReplicatedState(
             communicator,
@@ -345,8 +364,11 @@ class OuterLoop(TrainingLoop):
 
     def _enter(self, admission: Admission) -> None:
         self._has_begun = True
+        self._feedback = [self._compression.feedback(self._replica.dtype) for _ in self._feedback]
         self._begin()
         self._inner_steps.forget()
+        if self._compressor is not None:
+            self._compressor.forget()
 
     @property
     def came_late(self) -> bool:
@@ -374,7 +396,7 @@ class OuterLoop(TrainingLoop):
         if self._on_nonfinite is None:
             return None
         is_finite = _is_finite(gradient) and self._replicated.buffers.is_finite()
-        options = self._quantization
+        options = self._compression.quantization
         if is_finite and options is not None:  # what becomes NaN or infinity on the network counts as such
             limit = ENCODED_MAX.get((options.algorithm, options.quantized_datatype), math.inf)
             is_finite = bool(max(gradient.max(), -gradient.min()) * self._communicator.world_size <= limit)
@@ -393,26 +415,29 @@ class OuterLoop(TrainingLoop):
     def _reset_model(self) -> None:
         self._replica.write(self._parameters)
 
-    def _launch_average(
-        self, gradient: Vector, weight: float | None, is_finite: bool | None
-    ) -> Relaunched | NotedAverage:
-        communicator, tag = self._communicator, self._tag
+    def _launch_average(self, gradient: Vector, weight: float | None, is_finite: bool | None, part: int = 0) -> Average:
+        """Launch the average of one of the parts that take turns."""
+        communicator, tag, revision, feedback = self._communicator, self._tag, self.revision, self._feedback[part]
+        quantization, seconds = self._compression.quantization, self._inner_steps.seconds
+        if self._compressor is not None:
+            return CompressedAverage(
+                communicator, gradient, tag, revision, self._compressor, weight, seconds, is_finite
+            )
         if weight is None and not self._is_by_speed and is_finite is None:
-            return average(communicator, gradient, tag, self.revision, self._quantization)
-        seconds = self._inner_steps.seconds
+            return average(communicator, gradient, tag, revision, quantization, feedback=feedback)
         return NotedAverage(
-            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds, is_finite
+            communicator, gradient, tag, tag + NOTES, revision, quantization, weight, seconds, is_finite, feedback
         )
 
-    def _wait_for(self, average: Relaunched | NotedAverage, step: GroupStep) -> Outcome:
+    def _wait_for(self, average: Average, step: GroupStep) -> Outcome:
         try:
             outcome = average.wait()
         except PCCLError as error:
             raise explained(error) from error.__cause__
-        if self._is_by_speed and isinstance(average, NotedAverage):
+        if self._is_by_speed and not isinstance(average, Relaunched):
             self._inner_steps.adapt(average.seconds, average.own_seconds)
         step.outcomes.append(outcome)
-        peers = average.nonfinite if isinstance(average, NotedAverage) else ()
+        peers = () if isinstance(average, Relaunched) else average.nonfinite
         self._left_out = len(peers)
         self._is_skipped = bool(peers) and (self._on_nonfinite != "leave out" or len(peers) == outcome.world_size)
         if peers:

@@ -12,18 +12,22 @@ raise an error if the sum is not finite. If all weights are 0, the mean is 0.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
+from pccl import Communicator, ErrorFeedback, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
+from pccl.training.compression import Compressor
 from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.state.replica import Vector
 
 Rows = NDArray[np.float64]
 """The notes of all peers in a world, ordered by rank: float64 of shape (world size, 2 or 3)."""
+
+_NOTES = np.dtype([("weight", "<f8"), ("seconds", "<f8"), ("is_nonfinite", "<u4"), ("size", "<u4")])
+"""What precedes a compressed vector."""
 
 
 def explained(error: PCCLError) -> PCCLError:
@@ -48,6 +52,7 @@ class NotedAverage:
         weight: float | None,
         seconds: float,
         is_finite: bool | None = None,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
         """All peers give a `weight` or none does; `seconds` is sent to the others. Unless `is_finite` is None on all
         peers, missing weights are 1, and a peer with False is left out and listed in `nonfinite`."""
@@ -71,7 +76,7 @@ class NotedAverage:
         self._notes = Relaunched(
             communicator, lambda: communicator.launch.all_gather(numbers, tag=notes_tag, step=step)
         )
-        self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
+        self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum, feedback=feedback)
 
     def wait(self) -> Outcome:
         """Wait until the vector is the average. Raises PCCLError, INVALID_ARGUMENT if the sum is not finite."""
@@ -123,3 +128,77 @@ def _divide(total: Vector, weights: Any, out: Vector) -> None:
         out[...] = 0
         return
     np.divide(total, np.float64(weight), out=out, dtype=np.float64, casting="same_kind")
+
+
+class CompressedAverage:
+    """An average of compressed vectors, used like a `NotedAverage`: one all-gather of each peer's notes and encoded
+    vector, padded to the bound. If this peer is alone, its vector stays as it is."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        vector: Vector,
+        tag: int,
+        step: int,
+        compressor: Compressor,
+        weight: float | None,
+        seconds: float,
+        is_finite: bool | None = None,
+    ) -> None:
+        """As for `NotedAverage`. With `is_finite` None, `wait` fails on all peers if a vector is not finite."""
+        self.nonfinite: tuple[int, ...] = ()
+        self.own_seconds = seconds
+        self.seconds: tuple[float, ...] = ()
+        self._vector, self._compressor = vector, compressor
+        self._is_checked = is_finite is not None
+        short = vector.astype(np.float32, copy=False)
+        data: bytes | None = b""
+        if is_finite is False:
+            data = None
+        elif weight != 0:
+            data = compressor.compress(short, communicator.membership.peers)
+        is_nonfinite, data = data is None, data or b""
+        notes = (math.nan if weight is None else weight, seconds, is_nonfinite, len(data))
+        row = np.zeros(_NOTES.itemsize + compressor.bound(vector.size), np.uint8)
+        row[: _NOTES.itemsize].view(_NOTES)[0] = notes
+        row[_NOTES.itemsize : _NOTES.itemsize + len(data)] = np.frombuffer(data, np.uint8)
+        self._row = row
+        self._gathered = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
+
+    def wait(self) -> Outcome:
+        """Wait until the vector is the average. Raises PCCLError, INVALID_ARGUMENT if a vector is not finite."""
+        outcome = self._gathered.wait()
+        rows = self._gathered.info.array if self._gathered.info is not None else self._row[np.newaxis]
+        notes = [row[: _NOTES.itemsize].view(_NOTES)[0] for row in rows]
+        weights = [float(each["weight"]) for each in notes]
+        if len({math.isnan(weight) for weight in weights}) > 1:
+            text = "some peers gave a weight: give outer_step(weight=...) on all peers or on none"
+            raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
+        self.nonfinite = tuple(peer for peer, each in zip(outcome.peers, notes, strict=True) if each["is_nonfinite"])
+        if self.nonfinite and not self._is_checked:
+            text = f"NaN or infinity in the movement of peer {', '.join(map(str, self.nonfinite))}"
+            raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
+        self.seconds = tuple(float(each["seconds"]) for each in notes)
+        self._compressor.commit()
+        if len(rows) > 1:
+            weights = [0.0 if each["size"] == 0 else weight for each, weight in zip(notes, weights, strict=True)]
+            self._fold(rows, notes, [1.0 if math.isnan(weight) else weight for weight in weights])
+        return outcome
+
+    @default_environment()
+    def _fold(self, rows: Any, notes: Any, weights: list[float]) -> None:
+        """Set the vector to the weighted mean of the decoded vectors, added up in float32 by rank."""
+        total = math.fsum(weights)
+        mean, decoded = np.zeros(self._vector.size, np.float32), np.empty(self._vector.size, np.float32)
+        for row, note, weight in zip(rows, notes, weights, strict=True):
+            if weight == 0:
+                continue
+            decoded[...] = 0
+            size = int(note["size"])
+            self._compressor.decode_add(memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + size], decoded)
+            decoded *= np.float32(weight / total)
+            mean += decoded
+        self._vector[...] = mean
+
+
+Average: TypeAlias = Relaunched | NotedAverage | CompressedAverage

@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
+from pccl import (
+    Communicator,
+    ErrorFeedback,
+    PCCLError,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceOp,
+    Result,
+)
 
 ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
 """Results of a launched op that was aborted on all peers, or whose other peers were all lost."""
@@ -105,12 +113,52 @@ def average(
     *,
     op: ReduceOp = ReduceOp.AVG,
     out: Any = None,
+    feedback: ErrorFeedback | None = None,
 ) -> Relaunched:
     """Launch an average, or another reduction, into `out` (None: in place). A peer that is alone writes no memory."""
     return Relaunched(
         communicator,
-        lambda: communicator.launch.all_reduce(vector, out, op=op, tag=tag, quantization=quantization, step=step),
+        lambda: communicator.launch.all_reduce(
+            vector, out, op=op, tag=tag, quantization=quantization, step=step, feedback=feedback
+        ),
     )
+
+
+CompressionWord: TypeAlias = Literal["8bit", "4bit", "2bit", "1bit"]
+_COMPRESSIONS: dict[str, tuple[QuantizationOptions, float | None]] = {
+    "8bit": (QuantizationOptions(), None),
+    "4bit": (QuantizationOptions(bits=4), 1.0),
+    "2bit": (QuantizationOptions(algorithm=QuantizationAlgorithm.LLOYD_MAX), 0.4),
+    "1bit": (QuantizationOptions(algorithm=QuantizationAlgorithm.SIGN), 0.4),
+}
+"""The options and the decay of error feedback, if there is any, by the word in `compression=`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How vectors are encoded: `quantization`, and the decay of error feedback, None without."""
+
+    quantization: QuantizationOptions | None
+    decay: float | None = None
+
+    @classmethod
+    def of(cls, word: str | None, quantization: QuantizationOptions | None) -> Compression:
+        """Return what the argument `compression=` stands for. Raises ValueError for an unknown word, or for both."""
+        if word is None:
+            return cls(quantization)
+        if not isinstance(word, str) or word not in _COMPRESSIONS:
+            raise ValueError(f"compression {word!r}: must be one of {', '.join(map(repr, _COMPRESSIONS))} or None")
+        if quantization is not None:
+            raise ValueError(f"compression {word!r} sets quantization= itself: give one of the two")
+        return cls(*_COMPRESSIONS[word])
+
+    def feedback(self, dtype: object) -> ErrorFeedback | None:
+        """Return error feedback for one vector, or None. Raises ValueError if its type is not float32."""
+        if self.decay is None:
+            return None
+        if str(dtype).removeprefix("torch.") != "float32":
+            raise ValueError(f'compression with error feedback needs float32, not {dtype}; use "8bit" or quantization=')
+        return ErrorFeedback(self.decay)
 
 
 def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:

@@ -17,6 +17,7 @@ import pytest
 from pccl import (
     Communicator,
     DataType,
+    ErrorFeedback,
     MasterNode,
     PCCLError,
     QuantizationAlgorithm,
@@ -70,6 +71,7 @@ class Case:
     algorithm: ReduceAlgorithm = ReduceAlgorithm.RING
     quantization: QuantizationOptions | None = None
     count: int = COUNT
+    is_fed_back: bool = False
 
 
 MIN_MAX = QuantizationAlgorithm.MIN_MAX
@@ -87,6 +89,7 @@ CASES = [
             ((DataType.BFLOAT16, QuantizationAlgorithm.CAST), {}),
         ]
     ),
+    *(Case(algorithm=each, quantization=QuantizationOptions(bits=4), is_fed_back=True) for each in ReduceAlgorithm),
 ]
 
 
@@ -100,14 +103,21 @@ def all_results(threads: int) -> list[bytes]:
     found: list[bytes] = []
     with run_of(WORLD, threads) as cluster:
         for case in CASES:
+            feedback = [ErrorFeedback() if case.is_fed_back else None for _ in range(WORLD)]
             for in_place in (False, True):
                 sends = [values_of(case, rank) for rank in range(WORLD)]
                 recvs = sends if in_place else [np.empty_like(send) for send in sends]
 
-                def call(peer: Communicator, i: int, case: Case = case, sends: Any = sends, recvs: Any = recvs) -> Any:
-                    return peer.all_reduce(
-                        sends[i], recvs[i], op=case.op, algorithm=case.algorithm, quantization_options=case.quantization
-                    )
+                def call(
+                    peer: Communicator,
+                    i: int,
+                    case: Case = case,
+                    sends: Any = sends,
+                    recvs: Any = recvs,
+                    feedback: Any = feedback,
+                ) -> Any:
+                    more = {"quantization_options": case.quantization, "feedback": feedback[i]}
+                    return peer.all_reduce(sends[i], recvs[i], op=case.op, algorithm=case.algorithm, **more)
 
                 cluster.each(call)
                 (contents,) = {recv.tobytes() for recv in recvs}

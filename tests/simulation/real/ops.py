@@ -58,6 +58,8 @@ QUANTIZATIONS = (
     QuantizationOptions(DataType.INT16, QuantizationAlgorithm.ZERO_POINT_SCALE, 32),
     QuantizationOptions(DataType.FLOAT16, QuantizationAlgorithm.CAST),
     QuantizationOptions(DataType.BFLOAT16, QuantizationAlgorithm.CAST),
+    QuantizationOptions(algorithm=QuantizationAlgorithm.LLOYD_MAX, block_size=8),
+    QuantizationOptions(algorithm=QuantizationAlgorithm.SIGN, block_size=16),
 )
 MAGNITUDE = 9
 """The largest input."""
@@ -171,7 +173,7 @@ def style_of(seed: int, key: tuple[int, int, int, int], is_pair: bool, world_siz
     if collective is Collective.ALL_REDUCE and rng.random() < 0.25:
         dtype = DataType.FLOAT
         quantization = rng.choice(QUANTIZATIONS)
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and quantization.bits > 2:
             quantization = replace(quantization, stochastic=True, seed=rng.getrandbits(32))
     ops = [ReduceOp.SUM, ReduceOp.SUM, ReduceOp.AVG]
     if quantization is None:

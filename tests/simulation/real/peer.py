@@ -82,6 +82,7 @@ class PeerEngine:
             style.collective,
             Root(style.root, effect.ring[style.root]) if is_rooted else None,
             segment_bytes=style.segment_bytes,
+            residuals=loan.residuals if loan is not None else None,  # type: ignore[arg-type]
         )
 
     def suits_fast_path(self, effect: ps.SubmitOp, style: Style) -> bool:

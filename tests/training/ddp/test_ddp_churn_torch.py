@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class DeathError(Exception):
 class FullPeer:
     """Batch normalization, autocast, clipping, a scheduler and a GradScaler."""
 
-    def __init__(self, address: str, number: int) -> None:
+    def __init__(self, address: str, number: int, compression: Any = None) -> None:
         self.number = number
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -45,6 +46,7 @@ class FullPeer:
             admit_every=1,
             check_every=1,
             shared={"scheduler": self.scheduler, "scaler": self.scaler},
+            compression=compression,
         )
         self.digests: dict[int, str] = {}
         self.worlds: list[int] = []
@@ -87,8 +89,9 @@ class FullPeer:
             self.step()
 
 
-def test_replicas_identical_through_kills_and_joins(master: MasterNode) -> None:
-    peers = [FullPeer(master.address, number) for number in range(3)]
+@pytest.mark.parametrize("compression", [None, "2bit"])
+def test_replicas_identical_through_kills_and_joins(master: MasterNode, compression: str | None) -> None:
+    peers = [FullPeer(master.address, number, compression) for number in range(3)]
     everybody = list(peers)
     together([partial(peer.enter, 3) for peer in peers])
     together([partial(peer.run, lambda peer=peer: peer.ddp.revision == 2) for peer in peers])
@@ -103,7 +106,7 @@ def test_replicas_identical_through_kills_and_joins(master: MasterNode) -> None:
         threads = [Background(partial(peer.run, partial(is_replaced, peer))) for peer in peers]
         with pytest.raises(DeathError):
             victim.step(death)
-        newcomer = FullPeer(master.address, len(everybody)).enter()
+        newcomer = FullPeer(master.address, len(everybody), compression).enter()
         newcomer.run(lambda newcomer=newcomer: len(newcomer.worlds) == 3)
         assert newcomer.worlds == [3, 3, 3]
         for thread in threads:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, MasterNode
 from pccl.training.ddp.gradients import GradientAverages
-from pccl.training.group.relaunch import Outcome
+from pccl.training.group.relaunch import Compression, Outcome
 from tests.support.cluster import Cluster, together
 
 STALE = 1e6
@@ -82,7 +82,7 @@ class Side:
 
     def begin_anew(self) -> None:
         self.buckets = [ArrayBucket(), ArrayBucket()]
-        self.averages = GradientAverages(self.communicator, self.buckets, TAG, None)  # type: ignore[arg-type]
+        self.averages = GradientAverages(self.communicator, self.buckets, TAG, Compression(None))  # type: ignore[arg-type]
 
     def backward(self, order: tuple[int, ...], revision: int) -> None:
         """Complete gradients in this order: 10 times the peer's number and the bucket's, from 1."""

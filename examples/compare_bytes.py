@@ -1,0 +1,200 @@
+"""Loss against bytes: four peers train one model by each of these methods, on the same number of tokens.
+
+    python examples/compare_bytes.py --seeds 3 --plot bytes.svg
+
+Every method starts from the same pretrained model and takes 2,000 inner steps. Bytes are those that a peer sends to
+other peers and receives from them, with frame headers, by pccl's counters. Settings were chosen by the validation
+loss; the table compares losses on another text. The digests of all peers are compared after every outer step, and exit
+code 1 means that some differed or that a run failed. `--only NAME ...` selects methods. `--churn` adds a run of each
+method in which three peers are killed (SIGKILL) and restarted. Results are kept in `--folder`, and the same command
+resumes there; `--again NAME ...` repeats methods.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.runs import Kind, Outcome, Run, Settings
+
+STEPS = 2000
+KILLS = 3
+
+
+@dataclass(frozen=True)
+class Method:
+    script: str
+    inner: int
+    """Inner steps per outer step."""
+    arguments: str = ""
+
+    def kind(self, kill_every: int) -> Kind:
+        return Kind(self.script, tuple(self.arguments.split()), kill_every, KILLS)
+
+
+def ddp(arguments: str = "") -> Method:
+    return Method("ddp_gpt.py", 50, arguments)
+
+
+def diloco(inner: int, rate: float, momentum: float, more: str = "") -> Method:
+    return Method("diloco_gpt.py", inner, f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}")
+
+
+MUON = "--optimizer muon"
+METHODS = {
+    "ddp": ddp(),
+    "diloco": diloco(50, 0.7, 0.9),
+    "diloco 1.0/0.7": diloco(50, 1.0, 0.7),
+    "diloco 8-bit": diloco(50, 0.7, 0.9, "--compression 8bit"),
+    "diloco 4-bit": diloco(50, 0.7, 0.9, "--compression 4bit"),
+    "diloco 2-bit": diloco(50, 1.0, 0.7, "--compression 2bit"),
+    "muon ddp": ddp(MUON),
+    "muon": diloco(50, 0.7, 0.8, MUON),
+    "muon 4-bit": diloco(50, 0.7, 0.8, f"{MUON} --compression 4bit"),
+    "muon 2-bit": diloco(50, 0.7, 0.8, f"{MUON} --compression 2bit"),
+    "muon 1-bit": diloco(50, 1.0, 0.6, f"{MUON} --compression 1bit"),
+    "muon 100 2-bit": diloco(100, 1.0, 0.6, f"{MUON} --compression 2bit"),
+    "muon 200": diloco(200, 1.0, 0.5, MUON),
+    "muon 200 2-bit": diloco(200, 1.0, 0.5, f"{MUON} --compression 2bit"),
+    "topk 1/16": diloco(50, 1.0, 0, "--compression topk=0.0625"),
+    "topk 1/64": diloco(50, 1.0, 0, "--compression topk=0.015625"),
+    "muon topk 1/16": diloco(50, 1.0, 0, f"{MUON} --compression topk=0.0625"),
+    "sign": diloco(50, 1.0, 0.7, "--compression sign --decay 0.4"),
+    "muon sign": diloco(50, 1.0, 0.6, f"{MUON} --compression sign=64 --decay 0.4"),
+    "powersgd 4": diloco(50, 1.0, 0, "--compression powersgd=4"),
+    "muon powersgd 4": diloco(50, 1.0, 0, f"{MUON} --compression powersgd=4"),
+    "dct 256": diloco(50, 1.0, 0, "--compression dct=256"),
+    "muon dct 256": diloco(50, 1.0, 0, f"{MUON} --compression dct=256"),
+    "randomk 1/16": diloco(50, 1.0, 0, "--compression randomk=0.0625"),
+}
+CHURN = " with kills"
+Results = dict[str, dict[str, dict[str, Any]]]
+"""The results by name and seed."""
+
+
+def result_of(outcome: Outcome) -> dict[str, Any]:
+    last = outcome.rows[-1]
+    sent, received = outcome.wire_bytes
+    return {
+        "validation_loss": last["validation_loss"],
+        "test_loss": last["test_loss"],
+        "sent_bytes": sent,
+        "received_bytes": received,
+        "seconds": outcome.seconds,
+        "kills": outcome.kills,
+        "joins": outcome.joins,
+        "compared": outcome.compared,
+    }
+
+
+def spread(values: list[float], form: str) -> str:
+    """Return the mean as text, with the standard deviation if there are several values."""
+    text = format(statistics.fmean(values), form)
+    return f"{text} ± {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else text
+
+
+def worse(results: Results, name: str, key: str) -> list[float]:
+    """Return by how many percent the loss is above DDP's, for each seed that both have."""
+    base = results.get("ddp", {})
+    return [100 * (each[key] / base[seed][key] - 1) for seed, each in results[name].items() if seed in base]
+
+
+def megabytes(results: Results, name: str, key: str) -> float:
+    return statistics.fmean(each[key] for each in results[name].values()) / 1e6
+
+
+def show(results: Results) -> None:
+    print("| method | loss | against ddp | on the validation text | MB sent | received | fewer | digests | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, by_seed in results.items():
+        every = list(by_seed.values())
+        own, base = (megabytes(results, each, "sent_bytes") if each in results else 0.0 for each in (name, "ddp"))
+        cells = [name, spread([each["test_loss"] for each in every], ".4f")]
+        for key in ("test_loss", "validation_loss"):
+            found = worse(results, name, key)
+            cells.append(f"{spread(found, '+.1f')} %" if found else "")
+        cells += [f"{own:.3f}", f"{megabytes(results, name, 'received_bytes'):.3f}", f"{base / own:,.0f}"]
+        cells.append(f"{sum(each['compared'] for each in every)} equal")
+        cells.append(f"{statistics.fmean(each['seconds'] for each in every):.0f}")
+        if any(each["kills"] for each in every):
+            cells[0] += f" ({sum(each['kills'] for each in every)}, {sum(each['joins'] for each in every)} joins)"
+        print(f"| {' | '.join(cells)} |")
+
+
+def draw(path: Path, results: Results) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for name in results:
+        losses = worse(results, name, "test_loss")
+        if losses:
+            sent = megabytes(results, name, "sent_bytes")
+            middle = statistics.fmean(losses)
+            ends = [[middle - min(losses)], [max(losses) - middle]]
+            axes.errorbar(sent, middle, ends, marker="o", capsize=3, label=name)
+            axes.annotate(name, (sent, middle), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axes.axhline(0, color="0.8", zorder=0)
+    axes.set(xscale="log", xlabel="MB sent by a peer", ylabel="loss against data-parallel AdamW, %")
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join(METHODS)
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME", help=names)
+    parser.add_argument("--again", nargs="+", choices=METHODS, default=[], metavar="NAME", help="repeat these")
+    parser.add_argument("--churn", action="store_true", help="also run the methods other than ddp with kills")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds for each run (default: %(default)s)")
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=STEPS, help="inner steps in all (default: %(default)s)")
+    parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("compare_bytes"), help="of results (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot losses against bytes (matplotlib)")
+    options = parser.parse_args()
+    options.folder.mkdir(exist_ok=True)
+    file = options.folder / "results.json"
+    results: Results = json.loads(file.read_text()) if file.exists() else {}
+    for name in options.again:
+        results.pop(name, None)
+        results.pop(name + CHURN, None)
+    planned = [
+        (seed, name, has_kills)
+        for seed in range(options.seeds)
+        for name in options.only
+        for has_kills in ([False, True] if options.churn and METHODS[name].script != "ddp_gpt.py" else [False])
+    ]
+    failed = False
+    for number, (seed, name, has_kills) in enumerate(planned, 1):
+        shown = name + CHURN * has_kills
+        if str(seed) in results.get(shown, {}):
+            continue
+        print(f"run {number} of {len(planned)}: {shown}, seed {seed}", flush=True)
+        method = METHODS[name]
+        steps = options.steps // method.inner
+        start = options.folder / f"start-{seed}.pt"
+        settings = Settings(start, options.peers, steps, method.inner, options.pretrain, seed=seed)
+        kind = method.kind(max(1, steps // (KILLS + 2)) if has_kills else 0)
+        scratch = options.folder / "run"
+        shutil.rmtree(scratch, ignore_errors=True)
+        outcome = Run(shown, kind, settings, scratch).make()
+        for problem in outcome.problems:
+            print(f"{shown}, seed {seed}: {problem}", file=sys.stderr)
+            failed = True
+        if not outcome.problems:
+            results.setdefault(shown, {})[str(seed)] = result_of(outcome)
+            file.write_text(json.dumps(results, indent=1))
+    order = [each for name in METHODS for each in (name, name + CHURN) if each in results]
+    results = {name: results[name] for name in order}
+    show(results)
+    if options.plot is not None:
+        draw(options.plot, results)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""Compressors, held against their papers' definitions in float64, and DiLoCo with them over a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import MasterNode, QuantizationOptions, Result
+from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
+from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.compression import _cosines as cosines
+from tests.support.cluster import Background, outcomes, results, together, until
+from tests.training.peers import Peer, assert_close, assert_parity, cluster_of, each_runs, new_model
+
+SHAPES_OF_ALL = [(40, 30), (7,), (64, 128), (3, 5, 4), (1, 6), ()]
+COUNT = sum(int(np.prod(shape)) for shape in SHAPES_OF_ALL)
+
+MAKERS: dict[str, Callable[[], Compressor]] = {
+    "top-k": lambda: TopK(0.1, chunk=1000),
+    "random-k": lambda: RandomK(0.1),
+    "sign": lambda: Sign(64),
+    "PowerSGD": lambda: PowerSGD(2),
+    "DCT": lambda: DCTTopK(8, chunk=16),
+}
+
+
+def vector_of(seed: int, count: int = COUNT) -> Any:
+    return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+
+
+def decoded(compressor: Compressor, data: bytes, count: int = COUNT) -> Any:
+    out = np.zeros(count, np.float32)
+    compressor.decode_add(memoryview(data), out)
+    return out
+
+
+@pytest.fixture(params=MAKERS)
+def compressor(request: pytest.FixtureRequest) -> Compressor:
+    made = MAKERS[request.param]()
+    made.prepare(SHAPES_OF_ALL)
+    return made
+
+
+def test_codes_fit_their_bound_and_are_smaller(compressor: Compressor) -> None:
+    for seed in range(3):
+        assert len(compressor.encode(vector_of(seed))) <= compressor.bound(COUNT) < 4 * COUNT
+
+
+def test_decoding_adds_to_what_is_there(compressor: Compressor) -> None:
+    data = compressor.encode(vector_of(0))
+    out = np.ones(COUNT, np.float32)
+    compressor.decode_add(memoryview(data), out)
+    np.testing.assert_allclose(out, 1 + decoded(compressor, data), atol=1e-6)
+
+
+def test_zeros_decode_to_zeros(compressor: Compressor) -> None:
+    assert not decoded(compressor, compressor.encode(np.zeros(COUNT, np.float32))).any()
+
+
+def test_extreme_values_stay_finite(compressor: Compressor) -> None:
+    for scale in (1e-42, 1e-30, 1e30):
+        assert np.isfinite(decoded(compressor, compressor.encode(vector_of(0) * np.float32(scale)))).all()
+
+
+def test_encoding_leaves_the_vector(compressor: Compressor) -> None:
+    vector = vector_of(0)
+    compressor.compress(vector, (0, 1))
+    np.testing.assert_array_equal(vector, vector_of(0))
+
+
+def test_residuals_carry_what_was_lost_into_the_next_steps(compressor: Compressor) -> None:
+    """With all peers present and no decay, the sum of what was sent differs from the sum of the vectors by the residual
+    alone."""
+    compressor.decay = 1.0
+    sent, vector = np.zeros(COUNT), vector_of(0)
+    for _ in range(30):
+        sent += decoded(compressor, compressor.compress(vector, (0, 1)) or b"")
+        compressor.commit()
+    assert compressor._residual is not None
+    np.testing.assert_allclose(sent + compressor._residual, 30 * vector, rtol=1e-3, atol=1e-2)
+    once = decoded(compressor, compressor.encode(vector))
+    assert np.linalg.norm(sent / 30 - vector) < 0.75 * np.linalg.norm(once - vector)
+
+
+def test_values_that_overflow_are_reported() -> None:
+    compressor, vector = TopK(0.1, decay=1.0), vector_of(0) * np.float32(8e37)
+    assert compressor.compress(vector, (0, 1)) is not None
+    compressor.commit()
+    for _ in range(20):
+        data = compressor.compress(vector, (0, 1))
+        compressor.commit()
+        if data is None:
+            break
+    else:
+        raise AssertionError("the residual has grown beyond float32")
+    assert compressor.compress(vector_of(0), (0, 1)) == compressor.encode(vector_of(0))
+    vector[0] = np.nan
+    assert compressor.compress(vector, (0, 1)) is None
+
+
+def test_code_beyond_its_bound_is_refused() -> None:
+    class Long(Whole):
+        def bound(self, count: int) -> int:
+            return 4
+
+    with pytest.raises(ValueError, match="40 bytes, above its bound 4"):
+        Long().compress(vector_of(0, 10), (0, 1))
+
+
+def test_residual_is_decayed() -> None:
+    compressor = TopK(0.1, decay=0.5)
+    vector = vector_of(0)
+    first = decoded(compressor, compressor.compress(vector, (0, 1)) or b"")
+    compressor.commit()
+    second = compressor.compress(vector, (0, 1))
+    assert second == TopK(0.1).encode(vector + np.float32(0.5) * (vector - first))
+
+
+def test_residual_is_left_by_an_aborted_average_and_dropped_after_a_loss() -> None:
+    compressor, vector = TopK(0.1), vector_of(0)
+    plain = compressor.encode(vector)
+    compressor.compress(vector, (0, 1))
+    assert compressor.compress(vector, (0, 1)) == plain  # the first one has not ended
+    compressor.commit()
+    with_residual = compressor.compress(vector, (0, 1))
+    assert with_residual != plain
+    assert compressor.compress(vector, (0, 1)) == with_residual
+    compressor.commit()
+    # Peer 1 was lost during the average.
+    assert compressor.compress(vector, (0,)) == plain
+    compressor.commit()
+    assert compressor.compress(vector, (0, 2)) == plain  # a peer has joined
+    assert compressor.compress(vector, (0, 2)) == plain
+    compressor.commit()
+    compressor.forget()
+    assert compressor.compress(vector, (0, 2)) == plain
+
+
+def test_top_k_keeps_the_largest_of_each_chunk_at_two_levels() -> None:
+    vector, kept = vector_of(1, 3 * 1000 + 10), 100
+    compressor = TopK(0.1, chunk=1000)
+    found = decoded(compressor, compressor.encode(vector), vector.size)
+    for first in range(0, 3000, 1000):
+        chunk, got = vector[first : first + 1000].astype(float), found[first : first + 1000]
+        places = np.sort(np.argsort(-np.abs(chunk), kind="stable")[:kept])
+        np.testing.assert_array_equal(np.flatnonzero(got), places)
+        sizes = np.abs(chunk[places])
+        is_high = sizes >= sizes.mean()
+        expected = np.where(is_high, sizes[is_high].mean(), sizes[~is_high].mean()) * np.sign(chunk[places])
+        np.testing.assert_allclose(got[places], expected, rtol=2**-8)
+    assert np.count_nonzero(found[3000:]) == 10
+    assert TopK().bound(4096) == 4 + 256 * (4 + 1 + 1 + 2) // 8  # less than the 14 bits of the paper
+
+
+def test_random_k_sends_exact_values_at_other_places_in_each_step() -> None:
+    compressor, vector, seen = RandomK(0.1), vector_of(1, 1000), set()
+    for _ in range(40):
+        found = decoded(compressor, compressor.encode(vector), 1000)
+        places = np.flatnonzero(found)
+        assert len(places) == 100
+        np.testing.assert_array_equal(found[places], vector[places])
+        seen |= set(places.tolist())
+    assert len(seen) > 950
+    # The places must not change between versions: peers decode each other's.
+    assert RandomK(1 / 16)._places(5, 100).tolist() == [2, 27, 36, 47, 58, 74, 97]
+
+
+def test_sign_is_scaled_by_the_mean_magnitude_of_the_block() -> None:
+    vector = vector_of(1, 150)
+    found = decoded(Sign(64), Sign(64).encode(vector), 150)
+    for first in (0, 64, 128):
+        block = vector[first : first + 64].astype(float)
+        np.testing.assert_allclose(found[first : first + 64], np.abs(block).mean() * np.sign(block), rtol=1e-6)
+
+
+def test_power_sgd_is_a_warm_started_power_iteration() -> None:
+    compressor = PowerSGD(2)
+    compressor.prepare([(20, 30), (5,)])
+    matrix, bias = vector_of(1, 600).reshape(20, 30), vector_of(2, 5)
+    vector = np.concatenate([matrix.reshape(-1), bias])
+    right = np.random.default_rng(0).standard_normal((30, 2))
+    for _ in range(4):
+        left, _ = np.linalg.qr(matrix.astype(float) @ right)
+        right = matrix.T.astype(float) @ left
+        found = decoded(compressor, compressor.encode(vector), 605)
+        np.testing.assert_allclose(found[:600].reshape(20, 30), left @ right.T, atol=1e-4)
+        np.testing.assert_array_equal(found[600:], bias)
+    assert compressor.bound(605) == 4 * (2 * 50 + 5)
+
+
+def test_dct_top_k_keeps_the_largest_coefficients() -> None:
+    compressor = DCTTopK(5, chunk=8)
+    compressor.prepare([(16, 24), (10,)])
+    vector = vector_of(1, 16 * 24 + 10)
+    found = decoded(compressor, compressor.encode(vector), vector.size)
+
+    def dct(size: int) -> Any:
+        places, rows = np.meshgrid(np.arange(size), np.arange(size))
+        basis = np.sqrt(2 / size) * np.cos(np.pi * (places + 0.5) * rows / size)
+        basis[0] /= np.sqrt(2)
+        return basis
+
+    def kept(chunk: Any) -> Any:
+        one, other = (dct(size) for size in chunk.shape)
+        coefficients = one @ chunk @ other.T
+        flat = coefficients.reshape(-1)
+        flat[np.argsort(-np.abs(flat))[5:]] = 0
+        return one.T @ coefficients @ other
+
+    matrix, got = vector[:384].reshape(16, 24), found[:384].reshape(16, 24)
+    for row in range(0, 16, 8):
+        for column in range(0, 24, 8):
+            place = np.s_[row : row + 8, column : column + 8]
+            np.testing.assert_allclose(got[place], kept(matrix[place].astype(float)), atol=0.03)
+    for first in (384, 389):  # 5 is the largest divisor of 10 up to 8
+        np.testing.assert_allclose(found[first : first + 5], vector[first : first + 5], rtol=2**-7, atol=0.02)
+
+
+def test_cosines_do_not_depend_on_the_last_bits_of_a_library() -> None:
+    for size in (2, 5, 32, 64):
+        exact = [
+            np.sqrt((2 if row else 1) / size) * np.cos(np.pi * (place + 0.5) * row / size) * 2**20
+            for row in range(size)
+            for place in range(size)
+        ]
+        distance = np.abs(np.array(exact) - np.floor(exact) - 0.5)
+        assert distance.min() > 1e-6  # from where it would round to the other side
+        np.testing.assert_allclose(cosines(size) @ cosines(size).T, np.eye(size), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [lambda: TopK(0), lambda: TopK(2), lambda: RandomK(0), lambda: Sign(7)])
+def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        wrong()
+    with pytest.raises(ValueError, match="must be at least 1"):
+        PowerSGD(0)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        DCTTopK(0)
+
+
+class Whole(Compressor):
+    """Sends everything."""
+
+    decay = 0.0
+
+    def __repr__(self) -> str:
+        return "Whole()"
+
+    def bound(self, count: int) -> int:
+        return 4 * count + 3
+
+    def encode(self, vector: Any) -> bytes:
+        return bytes(vector.tobytes())
+
+    def decode_add(self, data: memoryview, out: Any) -> None:
+        out += np.frombuffer(data, np.float32)
+
+
+def close(peers: list[Peer]) -> None:
+    together([peer.close for peer in peers])
+
+
+def cluster_with(master: MasterNode, count: int, make: Callable[[], Compressor], **options: Any) -> list[Peer]:
+    peers = [Peer(master.address, number, compression=make(), **options) for number in range(count)]
+    together([partial(peer.enter, count) for peer in peers])
+    return peers
+
+
+def test_average_of_whole_vectors_is_that_of_plain_diloco(master: MasterNode) -> None:
+    with MasterNode("127.0.0.1:0") as other:
+        plain = cluster_of(other, 3)
+        each_runs(plain, 4)
+        close(plain)
+    peers = cluster_with(master, 3, Whole)
+    each_runs(peers, 4)
+    assert_parity(peers)
+    assert_close(peers[0].model, plain[0].model)
+    close(peers)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_peers_have_the_same_bytes(master: MasterNode, name: str) -> None:
+    peers = cluster_with(master, 3, MAKERS[name], outer=OuterNesterov(0.7, 0.0))
+    each_runs(peers, 6)
+    assert_parity(peers)
+    assert peers[0].worlds == [3] * 6
+    close(peers)
+
+
+def test_weights_count(master: MasterNode) -> None:
+    peers = cluster_with(master, 2, Whole, outer=OuterNesterov(1.0, 0.0))
+    for peer in peers:
+        for array in peer.model.values():
+            array -= np.float32(peer.number)
+    together([partial(peer.diloco.outer_step, weight=3.0 - 2 * peer.number) for peer in peers])
+    assert_close(peers[0].model, {name: array - np.float32(0.25) for name, array in new_model().items()})
+    assert peers[0].diloco.digest() == peers[1].diloco.digest()
+    close(peers)
+
+
+def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
+    peers = cluster_with(master, 2, lambda: Sign(8))
+    for array in peers[1].model.values():
+        array[...] = np.nan
+    together([partial(peer.diloco.outer_step, weight=weight) for peer, weight in zip(peers, [8.0, 0.0], strict=True)])
+    assert peers[0].diloco.digest() == peers[1].diloco.digest()
+    assert all(np.isfinite(array).all() for array in peers[1].model.values())
+    before = {name: array.copy() for name, array in peers[0].model.items()}
+    peers[0].diloco._momentum[...] = peers[1].diloco._momentum[...] = 0
+    together([partial(peer.diloco.outer_step, weight=0.0) for peer in peers])
+    assert_close(peers[0].model, before)
+    close(peers)
+
+
+def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
+    peers = cluster_with(master, 3, lambda: TopK(0.5, chunk=8))
+    leaver = peers.pop()
+    threads = [Background(partial(peer.run, 5)) for peer in peers]
+    leaver.run(2)
+    until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third average")
+    leaver.close()
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, leaver])
+    assert [peer.worlds for peer in peers] == [[3, 3, 2, 2, 2]] * 2
+    newcomer = Peer(master.address, 2, compression=TopK(0.5, chunk=8))
+
+    def three_have_met_twice(peer: Peer) -> bool:
+        return peer.worlds[-2:] == [3, 3]
+
+    threads = [Background(partial(peer.run, three_have_met_twice)) for peer in peers]
+    newcomer.enter().run(three_have_met_twice)
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, newcomer])
+    close([*peers, newcomer])
+
+
+def test_movement_that_is_not_finite_fails_on_all_peers(master: MasterNode) -> None:
+    peers = cluster_with(master, 2, lambda: TopK(0.5, chunk=8))
+    peers[1].model["bias"][0] = np.nan
+    errors = outcomes([peer.diloco.outer_step for peer in peers])
+    assert results(errors) == [Result.INVALID_ARGUMENT] * 2
+    assert len({str(error) for error in errors}) == 1
+    close(peers)
+
+
+def test_movement_that_is_not_finite_is_left_out(master: MasterNode) -> None:
+    peers = cluster_with(master, 3, lambda: Sign(8), on_nonfinite="leave out")
+    peers[1].model["bias"][0] = np.nan
+    steps = together([peer.step for peer in peers])
+    assert [step.world_size for step in steps] == [2, 2, 2]
+    each_runs(peers, 3)
+    assert_parity(peers)
+    close(peers)
+
+
+def test_unlike_compressors_are_refused(master: MasterNode) -> None:
+    peers = [Peer(master.address, number, compression=Sign(8 + 8 * number)) for number in range(2)]
+
+    errors = outcomes([partial(peer.enter, 2) for peer in peers])
+    assert results(errors) == [Result.INVALID_ARGUMENT] * 2
+    assert all("compression=Sign(block=16" in str(error) for error in errors)
+
+
+def test_compression_excludes_quantization(master: MasterNode) -> None:
+    peer = Peer(master.address, 0)
+    with pytest.raises(ValueError, match="either"):
+        DiLoCo(peer.communicator, peer.model, compression=Sign(), quantization=QuantizationOptions())
+    with pytest.raises(ValueError, match="all of it"):
+        DiLoCo(peer.communicator, peer.model, compression="all of it")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be one of"):
+        DiLoCo(peer.communicator, peer.model, compression=2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only words"):
+        AsyncDiLoCo(peer.communicator, peer.model, compression=Sign())  # type: ignore[arg-type]
