@@ -219,6 +219,8 @@ void pccl_op_run_alone(pccl_op *op)
     pccl_op_request_buffers(&op->request, &send, &recv);
     if (op->request.send != op->request.recv && recv > 0)
         memcpy(op->request.recv, op->request.send, (size_t)recv * op->element_bytes);
+    if (op->request.residual_next != NULL)
+        memset(op->request.residual_next, 0, (size_t)recv * op->element_bytes);
     op->is_done = 1;
 }
 

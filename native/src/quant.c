@@ -79,10 +79,14 @@ void pccl_quant_quantize_fed_back(
     const float decay = (float)request->feedback_decay;
     pccl_op_shape shape = request->shape;
     shape.reduce_op = PCCL_SUM;
-    memcpy(next, source, count * sizeof *next);
-    if (request->residual != NULL)
-        for (size_t i = 0; i < count; i++)
-            next[i] += request->residual[first + i];
+    if (request->residual == NULL)
+        memcpy(next, source, count * sizeof *next);
+    else
+        for (size_t i = 0; i < count; i++) {
+            float value;
+            memcpy(&value, (const uint8_t *)source + i * sizeof value, sizeof value);
+            next[i] = value + request->residual[first + i];
+        }
     pccl_quant_quantize(request, first, next, count, wire);
     for (size_t i = 0; i < count; i++) /* the negative error, because a reduction cannot subtract */
         next[i] = -next[i];

@@ -370,6 +370,19 @@ static void invalid_requests_are_refused(void)
     REFUSED((bad.shape.algorithm = PCCL_DIRECT, bad.rank_links = NULL));
     REFUSED((bad.shape.quantization = PCCL_QUANT_MIN_MAX, bad.shape.quantized_dtype = PCCL_UINT8,
         bad.shape.quantization_block = 64, bad.shape.dtype = PCCL_INT32));
+    float residual[100];
+    REFUSED(bad.residual_next = residual); /* without quantization */
+    good.shape.quantization = PCCL_QUANT_MIN_MAX;
+    good.shape.quantized_dtype = PCCL_UINT8;
+    good.shape.quantization_block = 64;
+    REFUSED(bad.residual = residual);
+    good.residual_next = residual;
+    REFUSED(bad.shape.dtype = PCCL_FLOAT64);
+    REFUSED(bad.feedback_decay = 1.5);
+    REFUSED(bad.feedback_decay = 0.0 / 0.0);
+    good.residual_next = NULL;
+    good.shape.quantization = good.shape.quantized_dtype = PCCL_QUANT_NONE;
+    good.shape.quantization_block = 0;
 #undef REFUSED
     CHECK(submit_status(&good) == 0);
     bad = good;

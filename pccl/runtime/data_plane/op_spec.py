@@ -115,7 +115,7 @@ class Residuals:
     def place(self, key: object, count: int) -> tuple[int, int]:
         """Return the addresses of the residual that was kept for `key`, 0 for none, and of the new one."""
         if self._new is None or self._key != key:
-            self._key, self._new = key, np.zeros(count, np.float32)
+            self._key, self._new = key, np.empty(count, np.float32)
             self._old = self._kept.array if self._kept.key == key else None
         return 0 if self._old is None else self._old.ctypes.data, self._new.ctypes.data
 
