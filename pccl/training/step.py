@@ -151,6 +151,10 @@ class TrainingLoop(Checkpointed):
         self._enter(admission)
         return admission
 
+    def report(self, **figures: float) -> None:
+        """Show figures such as the loss in `pccl status` and on the page: see `Communicator.report`."""
+        self._membership.report(**figures)
+
     def _enter(self, admission: Admission) -> None:
         """Continue from the state with which this peer has joined."""
 
