@@ -726,3 +726,4 @@ def test_restarted_master_tells_which_peers_are_back_and_for_how_long_it_waits()
     rig.effects = rig.machine.tick(rig.now)
     assert rig.machine.is_leading
     assert rig.machine.recovery(4.0) == ""
+    assert [(loss.peer, loss.name) for loss in rig.machine.master.state.history.losses(4.0)] == [(2, "lost")]

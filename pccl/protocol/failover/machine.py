@@ -376,7 +376,8 @@ class Failover:
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
         survivors = {peer: survivor for peer, survivor in gathering.survivors.items() if peer in recovered.members}
         unidentified, name = self.master.admission.unidentified, f"{self._names}-{self._depositions}"
-        self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
+        names = gathering.record.names if gathering.record is not None else {}
+        self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name, names)
         self._gatherings.clear()
         self._known.forget(run)
         self._bootstrap.allow(self._now)
