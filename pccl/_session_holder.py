@@ -422,7 +422,8 @@ class SessionHolder:
 
     def _call_reason(self, session: PeerSession, kind: str) -> Callable[[], Awaitable[tuple[str, str]]]:
         async def reason() -> tuple[str, str]:
-            return await session.call_reasons.of_call(kind), where_to_look(self.address)
+            look = where_to_look if session.hears_master else how_to_look
+            return await session.call_reasons.of_call(kind), look(self.address)
 
         return reason
 

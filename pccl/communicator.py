@@ -171,7 +171,8 @@ class CommunicatorBase:
         found = {}
         for name, value in figures.items():
             try:
-                found[name] = float(value)
+                item = getattr(value, "item", None)  # float() of a torch tensor that requires grad is warned of
+                found[name] = float(item() if callable(item) else value)
             except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: a tensor of several elements
                 raise invalid("report", f"{name} must be a number, not {type(value).__name__}") from None
             if len(name) > FIGURE_CHARACTERS_MAX or not name.isprintable():

@@ -22,7 +22,7 @@ import trio
 from pccl import security
 from pccl._version import __version__
 from pccl.errors import PCCLError, invalid
-from pccl.protocol.messages import PROTOCOL_VERSION
+from pccl.protocol.messages import PADDING_BYTES_MAX, PROTOCOL_VERSION
 from pccl.protocol.names import label
 from pccl.runtime.network import addresses
 from pccl.runtime.network.clients import NoAnswer, PathReport, ask, check
@@ -272,6 +272,9 @@ def _mtu(path: PathReport) -> Check:
     size = f"packets carry {path.segment_bytes} bytes"
     if path.full_size == "both":
         return Check("mtu", OK, f"full-size packets get through in both directions; {size}")
+    if path.segment_bytes > PADDING_BYTES_MAX:  # within one host, where no packets are lost
+        text = "the master does not read, or does not answer a large message"
+        return Check("mtu", FAILED, text, "look at the master's process: is it stopped or overloaded?")
     direction = "from this host to the master" if path.full_size == "out" else "from the master to this host"
     return Check(
         "mtu",

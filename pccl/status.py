@@ -32,7 +32,7 @@ from pccl.protocol.status import StalledOp as StalledOp
 from pccl.protocol.status import Totals as Totals
 from pccl.protocol.status import Waiting as Waiting
 from pccl.runtime.network import addresses
-from pccl.runtime.network.clients import NoAnswer, ask_all
+from pccl.runtime.network.clients import NoAnswer, ask_all, kick_at_any
 from pccl.runtime.threads import portal
 from pccl.types import Result
 
@@ -56,6 +56,19 @@ def run_status(
             TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     return ask_masters("run_status", address, token, ssl_context, timeout, ask_all)
+
+
+def kick(
+    address: str,
+    peer: int,
+    *,
+    token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    timeout: float | None = 10.0,
+) -> None:
+    """Remove the peer with this number from the run. It gets INVALID_USAGE and does not come back by itself; the others
+    continue as after a loss. The other arguments and the errors are those of `run_status`."""
+    ask_masters("kick", address, token, ssl_context, timeout, kick_at_any, peer)
 
 
 def ask_masters(

@@ -25,6 +25,8 @@ Prints a script that lets a shell complete pccl's commands, options and option v
 
 Shells started later use the script. Run the command again after updating pccl.
 """
+NO_THREAD = "can't start new thread"
+"""Python's text if the system refuses a thread."""
 
 
 class _Subparser(argparse.ArgumentParser):
@@ -79,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return 141
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        sys.last_value = error  # a master ends too, as if the error were raised
+        print(f"pccl: {error}: raise the limit of memory (ulimit -v) or of processes (ulimit -u)", file=sys.stderr)
+        return 1
     except OutputError as error:
         _drop_output()
         print(f"pccl: standard output cannot be written: {error}", file=sys.stderr)

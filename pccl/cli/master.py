@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
                 node.interrupt()
             return 0
     except (PCCLError, ValueError, OSError) as error:
-        print_line(f"pccl master: {error}", sys.stderr)
+        print_line(f"pccl master: {error.message if isinstance(error, PCCLError) else error}", sys.stderr)
         return 1
     print_line("pccl master: ended unexpectedly", sys.stderr)
     return 1

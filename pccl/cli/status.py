@@ -42,6 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "with --check: a peer with this name is in the run. Peers are named HOST:PID by default; HOST is enough here"
     )
     option("--peer", metavar="NAME", help=help_text)
+    help_text = "remove this peer from the run, by its number or name; it does not come back by itself"
+    option("--kick", metavar="PEER", help=help_text)
     add_token_file(parser)
     add_timeout(parser, 10.0, "time to wait for an answer")
     parser.set_defaults(run=run)
@@ -49,8 +51,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import PCCLError
-    from pccl.status import run_status
+    from pccl.status import kick, run_status
 
+    if arguments.kick is not None and (arguments.check or arguments.json or arguments.watch is not None):
+        return failed("pccl status", "--kick cannot be used with --check, --json and --watch")
     if (arguments.peers or arguments.peer) and not arguments.check:
         return failed("pccl status", "--peers and --peer need --check")
     if arguments.check and arguments.watch is not None:
@@ -69,6 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.watch is not None:
             _watch(ask, arguments.watch, arguments.json)
         status = ask()
+        if arguments.kick is not None:
+            peer, named = _one_named(status, arguments.kick)
+            kick(arguments.address, peer, token=token, timeout=arguments.timeout)
+            show(f"{named} has been removed from the run")
+            return 0
+    except ValueError as error:
+        return failed("pccl status", error)
     except PCCLError as error:
         return failed("pccl status", error.message)
     if arguments.check:
@@ -91,6 +102,17 @@ def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
     if peer is not None and not any(name == peer or name.rpartition(":")[0] == peer for name in names):
         return f"no peer {peer} is in the run"
     return None
+
+
+def _one_named(status: RunStatus, name: str) -> tuple[int, str]:
+    """Return the number and the full name of a peer. Raises ValueError unless there is exactly one."""
+    from pccl.status import label
+
+    found = [each for each in status.members if name in (str(each.peer), each.name)]
+    if len(found) != 1:
+        many = f"{len(found)} peers are named {name}: give a number"
+        raise ValueError(many if found else f"no peer {name} is in the run")
+    return found[0].peer, f"peer {label(found[0].peer, found[0].name)}"
 
 
 def _print_json(status: RunStatus) -> None:

@@ -684,6 +684,14 @@ class StatusRequest(Message, frozen=True):
     auth: bytes = b""
 
 
+class KickRequest(Message, frozen=True):
+    """The only message of an operator who removes a peer from the run. The answer is `Accepted` or Goodbye."""
+
+    protocol: int
+    peer: int
+    auth: bytes = b""
+
+
 class Status(Message, frozen=True):
     run: RunStatus
 
@@ -932,7 +940,8 @@ FromChecker = CheckEcho | CheckDial
 ToChecker = Accepted | Checked | CheckEcho | CheckDialled | Goodbye
 """The answers to CheckRequest and to the messages after it."""
 ReattachAnswer = Reattached | Rejected | Goodbye
-Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | CheckRequest | PeerOpening
+FromOperator = StatusRequest | KickRequest | TraceRequest | CheckRequest
+Opening = Hello | HeartbeatHello | Resume | Reattach | FromOperator | PeerOpening
 """The possible first messages of a dialer."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

@@ -148,6 +148,8 @@ class Course(msgspec.Struct, frozen=True):
 
     step_s: float
     steps: list[Totals]
+    loss: list[float | None] = []
+    """For each step, the mean of the `loss` figures that programs reported; empty if there was none."""
 
 
 class RunStatus(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from pccl import Communicator, PCCLError
+from pccl import Communicator, DataType, PCCLError, QuantizationAlgorithm, QuantizationOptions
 from pccl.training.group.membership import Admission, Membership
 from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
 from pccl.training.state.checkpoint import Checkpointed
@@ -151,6 +151,10 @@ class TrainingLoop(Checkpointed):
         self._enter(admission)
         return admission
 
+    def report(self, **figures: float) -> None:
+        """Show figures such as the loss in `pccl status` and on the page: see `Communicator.report`."""
+        self._membership.report(**figures)
+
     def _enter(self, admission: Admission) -> None:
         """Continue from the state with which this peer has joined."""
 
@@ -187,6 +191,21 @@ def checked_on_nonfinite(given: OnNonfinite | None) -> OnNonfinite | None:
     if given not in allowed:
         raise ValueError(f"on_nonfinite {given!r}: must be one of {', '.join(map(repr, allowed))}")
     return given
+
+
+ENCODED_MAX = {
+    (QuantizationAlgorithm.CAST, DataType.FLOAT16): 65504.0,
+    (QuantizationAlgorithm.LLOYD_MAX, DataType.UINT8): 2.0**19,
+    (QuantizationAlgorithm.SIGN, DataType.UINT8): 2.0**19,
+}
+"""The largest values, also of a sum, that certain encodings represent."""
+
+
+def encoded_max(quantization: QuantizationOptions | None) -> float:
+    """Return the largest value that an average with this quantization represents, also as a sum."""
+    if quantization is None:
+        return math.inf
+    return ENCODED_MAX.get((quantization.algorithm, quantization.quantized_datatype), math.inf)
 
 
 def nonfinite_text(communicator: Communicator, peers: Collection[int], what: str, is_skipped: bool) -> str:

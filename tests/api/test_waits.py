@@ -129,7 +129,8 @@ def test_long_call_without_master_is_logged(monkeypatch: pytest.MonkeyPatch, war
         cluster = Cluster(node.address)
         cluster.join(2)
     waiting = Background(cluster[0].update_topology)
-    until(lambda: warned("^update_topology has waited . s for a master, because the last one is lost"), "it is logged")
+    pattern = "^update_topology has waited . s for a master, because the last one is lost.*; `pccl doctor "
+    until(lambda: warned(pattern), "it is logged")
     assert isinstance(waiting.outcome(), PCCLError)
     cluster.close_all()
 

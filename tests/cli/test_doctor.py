@@ -180,6 +180,16 @@ def test_lost_full_size_packets(lost: str, says: str) -> None:
     assert "tcp_mtu_probing" in of(found, "mtu").advice
 
 
+@pytest.mark.parametrize("lost", ["out", "back"])
+def test_mtu_is_not_to_blame_within_one_host(lost: str) -> None:
+    path = healthy_path()
+    path.full_size, path.segment_bytes = lost, 65483
+    check = of(judged(path), "mtu")
+    assert check.verdict == "failed"
+    assert "is it stopped or overloaded?" in check.advice
+    assert "MTU" not in check.text + check.advice
+
+
 def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"ipv4/tcp_rmem": "4096 131072 6291456", "ipv4/tcp_wmem": "4096 16384 67108864"}
     monkeypatch.setattr(doctors, "_setting", lambda name: settings.get(name, "1"))

@@ -420,6 +420,30 @@ def test_master_cannot_listen() -> None:
     assert "[master] pccl master: " in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", ["launch -n 1 --master 127.0.0.1:1 -m this", "master --listen 127.0.0.1:0 --state none"]
+)
+def test_refused_thread_is_one_line(arguments: str) -> None:
+    program = (
+        "import sys, threading\n"
+        "from pccl import cli\n"
+        "from pccl.cli import output\n"
+        "from pccl.tools import harness\n"
+        "class Thread(threading.Thread):\n"
+        '    def start(self): raise RuntimeError("can\'t start new thread")\n'
+        "class Refusing:\n"
+        "    def __getattr__(self, name): return Thread if name == 'Thread' else getattr(threading, name)\n"
+        "output.threading = harness.threading = Refusing()\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-P", "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "pccl: can't start new thread: raise the limit of memory (ulimit -v) or of processes (ulimit -u)\n"
+    )
+
+
 def test_slow_master_is_reported() -> None:
     code = "from pccl import cli; from pccl.tools import launch; launch.SLOW_START_S = 0.01; exit(cli.main())"
     command = [sys.executable, "-P", "-c", code, "launch", "-n", "1", "-m", "this"]

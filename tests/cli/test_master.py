@@ -164,12 +164,13 @@ def test_port_in_use() -> None:
     assert address in done.stderr
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:70000", "127.0.0.1:x", "[::1", ""])
+@pytest.mark.parametrize("listen", ["127.0.0.1:70000", "127.0.0.1:x", "[::1", "", "48150"])
 def test_malformed_address(listen: str, command: Command) -> None:
     done = command("master", "--listen", listen)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("pccl master: ")
+    assert "INVALID_ARGUMENT" not in done.stderr
 
 
 def test_version(command: Command) -> None:

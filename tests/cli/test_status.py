@@ -34,12 +34,13 @@ from pccl.status import (
     RunStatus,
     Totals,
     Waiting,
+    kick,
     run_status,
 )
 from pccl.training import DiLoCo
 from pccl.web.prometheus import exposition
 from tests.conftest import Command
-from tests.support.cluster import Background, Cluster, refusal, until
+from tests.support.cluster import Background, Cluster, refusal, together, until
 
 TIMEOUT_S = 60.0
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
@@ -128,6 +129,41 @@ def test_check_exit_code(cluster: Cluster, pccl_status: Command) -> None:
     done = pccl_status(cluster.address, "--check", "--peer", "elsewhere")
     assert (done.returncode, done.stderr) == (1, "pccl status: no peer elsewhere is in the run\n")
     assert "need --check" in pccl_status(cluster.address, "--peers", "3").stderr
+
+
+def test_kicked_peer_is_told_and_the_others_continue(cluster: Cluster, pccl_status: Command) -> None:
+    cluster.join(3)
+    kicked = run_status(cluster.address).members[1]
+    op = cluster[0].all_reduce_async(np.ones(10, np.float32))
+    done = pccl_status(cluster.address, "--kick", kicked.name if kicked.name else str(kicked.peer))
+    assert (done.returncode, done.stdout) == (1, ""), "all peers of this process have one name"
+    assert "3 peers are named" in done.stderr
+    done = pccl_status(cluster.address, "--kick", str(kicked.peer))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"peer {kicked.peer} ({kicked.name}) has been removed from the run" in done.stdout
+    error = refusal(op.result)
+    assert error.result is Result.RANK_CONNECTION_LOST
+    assert "the operator has removed it (pccl status --kick)" in error.message
+    error = refusal(partial(cluster[1].all_reduce, np.ones(10, np.float32)))
+    assert error.result is Result.INVALID_USAGE
+    assert "the operator has removed this peer from the run (pccl status --kick)" in str(error)
+    assert "connect() again" not in str(error)
+    together([partial(cluster[at].all_reduce, np.ones(10, np.float32)) for at in (0, 2)])
+    status = until(lambda: found if len((found := run_status(cluster.address)).members) == 2 else None, "it is gone")
+    assert [loss.reason for loss in status.losses] == ["the operator has removed it (pccl status --kick)"]
+    done = pccl_status(cluster.address, "--kick", str(kicked.peer))
+    assert (done.returncode, done.stderr) == (1, f"pccl status: no peer {kicked.peer} is in the run\n")
+
+
+def test_kick_needs_the_token(pccl_status: Command) -> None:
+    with MasterNode("127.0.0.1:0", token="secret") as node:
+        done = pccl_status(node.address, "--kick", "1")
+        assert done.returncode == 1
+        assert "token" in done.stderr
+        assert pccl_status(node.address, "--kick", "1", "--check").returncode == 1
+        error = refusal(partial(kick, node.address, 1, token="wrong"))
+        assert "token" in error.message
+        assert "no peer 1 is in the run" in refusal(partial(kick, node.address, 1, token="secret")).message
 
 
 def test_waits_are_shown(cluster: Cluster) -> None:

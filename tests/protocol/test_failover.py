@@ -130,6 +130,21 @@ class Rig:
         self.effects = everything
 
 
+def test_kicked_peer_without_connection_gets_the_reason_when_it_returns() -> None:
+    rig = Rig(secret=b"secret")
+    rig.recover(1, 2, 3)
+    rig.settle()
+    rig.machine.detached(3, "reset", rig.now)
+    rig.effects = rig.machine.kick(3, rig.now)
+    (goodbye,) = rig.told(3)
+    assert isinstance(goodbye, m.Goodbye)
+    rig.settle()
+    rig.resume(3, term=2)
+    assert rig.told(3) == [goodbye]
+    assert (goodbye.code, goodbye.secret) == (Result.INVALID_USAGE, rig.machine.master.state.secret)
+    assert "the operator has removed this peer" in goodbye.reason
+
+
 # Birth.
 
 
@@ -711,3 +726,4 @@ def test_restarted_master_tells_which_peers_are_back_and_for_how_long_it_waits()
     rig.effects = rig.machine.tick(rig.now)
     assert rig.machine.is_leading
     assert rig.machine.recovery(4.0) == ""
+    assert [(loss.peer, loss.name) for loss in rig.machine.master.state.history.losses(4.0)] == [(2, "lost")]

@@ -79,6 +79,7 @@ WIRE = {
     "Digests": "tensor block_bytes digests",
     "BlockRequest": "tensor first count",
     "StatusRequest": "protocol auth=",
+    "KickRequest": "protocol peer auth=",
     "Status": "run",
     "RecordingRequest": "trace part seconds= last=",
     "RecordingPart": "trace part parts received_ns sent_ns content= lack=",

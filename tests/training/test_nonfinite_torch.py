@@ -272,6 +272,59 @@ def test_ddp_leaves_the_peer_out(master: MasterNode, caplog: pytest.LogCaptureFi
     together([peer.communicator.close for peer in peers])
 
 
+@pytest.mark.parametrize(("on_nonfinite", "counts"), [("leave out", [3, 2, 3]), ("skip", [3, 0, 3])])
+def test_ddp_counts_peers_whose_gradients_are_in_the_update(
+    master: MasterNode, on_nonfinite: str, counts: list[int]
+) -> None:
+    peers = gradient_peers(master, on_nonfinite)
+
+    def script(peer: GradientPeer) -> list[int]:
+        return [peer.step(number, number == 1).world_size for number in range(3)]
+
+    assert together([partial(script, peer) for peer in peers]) == [counts] * 3
+    end(peers)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["leave out", "skip", "raise"])
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        QuantizationOptions(DataType.FLOAT16, QuantizationAlgorithm.CAST),
+        QuantizationOptions(algorithm=LLOYD_MAX),
+        QuantizationOptions(algorithm=QuantizationAlgorithm.SIGN),
+    ],
+)
+@pytest.mark.parametrize("bad_at", [0, 1])
+def test_ddp_gradient_beyond_the_encoding_counts_as_nonfinite(
+    master: MasterNode,
+    caplog: pytest.LogCaptureFixture,
+    quantization: QuantizationOptions,
+    on_nonfinite: str,
+    bad_at: int,
+) -> None:
+    peers = gradient_peers(master, on_nonfinite, quantization=quantization, buffers="local")
+
+    def script(peer: GradientPeer) -> list[int]:
+        counts = []
+        for number in range(3):
+            inputs = torch.ones(2, 3)
+            scale = 1e6 if number == bad_at and peer.number == BAD else 1.0
+            (peer.ddp(inputs) + peer.module[0].bias).mul(scale).sum().backward()
+            if number == bad_at and on_nonfinite == "raise":
+                assert "NaN or infinity" in str(refusal(peer.ddp.step))
+                counts.append(-1)
+            else:
+                counts.append(peer.ddp.step().world_size)
+        return counts
+
+    wanted = [3, 3, 3]
+    wanted[bad_at] = {"leave out": 2, "skip": 0, "raise": -1}[on_nonfinite]
+    assert together([partial(script, peer) for peer in peers]) == [wanted] * 3
+    assert len(named(caplog, peers)) == (0 if on_nonfinite == "raise" else 3)
+    assert len({peer.ddp.digest() for peer in peers}) == 1
+    together([peer.communicator.close for peer in peers])
+
+
 def test_ddp_refuses_what_cannot_be_combined(master: MasterNode) -> None:
     peer = GradientPeer(master.address, 0, "skip")
     with pytest.raises(ValueError, match="leave out on_nonfinite="):

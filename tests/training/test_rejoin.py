@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, Result
+from pccl.status import kick
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.group.membership import ADOPT, ADOPT_OWN, Row, common_history, unlike
 from tests.support.cluster import Background, evict, refusal, together, until
@@ -91,6 +92,19 @@ def test_rejoin_can_be_disabled(master: MasterNode, kind: str) -> None:
     error = refusal(peer.step)
     assert error.result is Result.MASTER_CONNECTION_FAILED
     assert "evicted: silent for 5.0 s; this communicator can connect() again" in str(error)
+
+
+@pytest.mark.parametrize("kind", new_peers)
+def test_kicked_peer_does_not_rejoin(master: MasterNode, kind: str) -> None:
+    peers = entered(kind, master, 2)
+    together([partial(peer.run, 2) for peer in peers])
+    kick(master.address, peers[1].communicator.membership.peers[peers[1].communicator.rank])
+    error = refusal(peers[1].step)
+    assert error.result is Result.INVALID_USAGE
+    assert "the operator has removed this peer" in str(error)
+    peers[0].run(4)
+    assert peers[0].communicator.world_size == 1
+    close(peers)
 
 
 def test_rejoining_is_bounded(master: MasterNode) -> None:

@@ -80,8 +80,11 @@ def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
         assert ">0.5</b>loss, mean" in part(dom, "tiles")
         assert re.search(r"step 28, [^<]*loss 0.5", part(dom, "peers"))
         assert f"PCCL_MASTER={node.address} python script.py" in part(dom, "line")
+        assert f"pccl status {node.address} --kick PEER" in part(dom, "kick")
         chart = part(dom, "chart")
-        assert chart.count("<svg") == 3
+        assert chart.count("<svg") == 4
+        assert "loss, mean of the peers" in chart
+        assert "0.5 now, from 0.5 to 0.5" in chart
         assert "3 joined" in chart
         assert "1 left" in chart
         assert "peer 2" in part(dom, "log")

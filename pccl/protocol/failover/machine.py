@@ -48,7 +48,7 @@ from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Bootstrap
 from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.gathering import Gathering, KnownRuns
 from pccl.protocol.failover.recovery import RecoveringPeer, is_sound, rebuild, take_over
-from pccl.protocol.master.machine import Master
+from pccl.protocol.master.machine import Master, kicked_out
 from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptions, Persist, RunState, Send
 from pccl.protocol.names import peers_named, run_mismatch
 from pccl.types import Result
@@ -151,6 +151,10 @@ class Failover:
 
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
         return self.master.name_stragglers(silent, now) if self.is_leading else []
+
+    def kick(self, peer: int, now: float) -> list[Effect]:
+        """Remove this peer of the run that this master leads."""
+        return self._follow(self.master.kick(peer, now), now)
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
         return self._follow(self.master.rings_found(search, rings, now), now)
@@ -372,7 +376,8 @@ class Failover:
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
         survivors = {peer: survivor for peer, survivor in gathering.survivors.items() if peer in recovered.members}
         unidentified, name = self.master.admission.unidentified, f"{self._names}-{self._depositions}"
-        self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
+        names = gathering.record.names if gathering.record is not None else {}
+        self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name, names)
         self._gatherings.clear()
         self._known.forget(run)
         self._bootstrap.allow(self._now)
@@ -533,6 +538,8 @@ def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOv
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
     """Return the rejection of a lost peer of the current run (rule 8)."""
+    if message.peer in master.state.kicked:
+        return kicked_out(master.state)
     if not message.is_accepted:
         return m.StartOver("the run has continued without the view that was to accept it")
     if not master.leadership.is_final_without(message.peer):

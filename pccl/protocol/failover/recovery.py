@@ -354,6 +354,9 @@ class RecoveringPeer:
         return self.resume.run
 
 
+GONE = "did not come back after the loss of the master"
+
+
 def take_over(
     run: str,
     term: int,
@@ -362,10 +365,14 @@ def take_over(
     survivors: Mapping[int, RecoveringPeer],
     now: float,
     name: str,
+    names: Mapping[int, str],
 ) -> Master:
-    """Return a master that leads this run. `name` is unique to this leader. The first effects are Persist, and Resumed
-    for all peers that continue."""
+    """Return a master that leads this run. `name` is unique to this leader; `names` are the known names of peers. The
+    first effects are Persist, and Resumed for all peers that continue."""
     state = _run_state(run, term, options, recovered, survivors, now, name)
+    for peer in recovered.missing:
+        group_number = next((group.number for group in recovered.groups if peer in group.former), 0)
+        state.history.lost(now, peer, names.get(peer, ""), group_number, GONE)
     leadership = Leadership(
         state,
         recovered.in_force,
@@ -378,7 +385,7 @@ def take_over(
         state,
         leadership,
         {peer: end for peer, end in ends.items() if end is not None},
-        "a peer of its site did not come back after the loss of the master" if recovered.missing else "",
+        f"a peer of its site {GONE}" if recovered.missing else "",
     )
     state.outbox.append(Persist(leadership.record()))
     for survivor in survivors.values():
@@ -423,11 +430,7 @@ def _run_state(
         state.introduced = set(recovered.members)
     else:
         state.change.is_renewing = True
-    gone = "did not come back after the loss of the master"
-    state.lost = [(peer, gone) for peer in recovered.missing]
-    group_of = {peer: group.number for group in recovered.groups for peer in group.former}
-    for peer in recovered.missing:
-        state.history.lost(now, peer, "", group_of.get(peer, 0), gone)
+    state.lost = [(peer, GONE) for peer in recovered.missing]
     return state
 
 

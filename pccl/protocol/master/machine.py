@@ -44,6 +44,14 @@ from pccl.types import Result
 
 BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})
 
+KICKED = "the operator has removed it (pccl status --kick)"
+
+
+def kicked_out(state: RunState) -> m.Goodbye:
+    """Return the last message to a removed peer. The result is one after which programs do not connect again."""
+    text = "the operator has removed this peer from the run (pccl status --kick)"
+    return m.Goodbye(Result.INVALID_USAGE, text, state.secret)
+
 
 class Master:
     def __init__(
@@ -155,6 +163,16 @@ class Master:
         self._evict_silent(peer, silent_s)
         return self._advance()
 
+    def kick(self, peer: int, now: float) -> list[Effect]:
+        """Remove a peer because its operator wants it. It must not come back by itself."""
+        state = self.state
+        state.now = now
+        state.kicked.add(peer)
+        member = state.members[peer]
+        state.log("warning", f"{member}: {KICKED}", member.about)
+        self._put_out(peer, kicked_out(state), KICKED)
+        return self._advance()
+
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
         """Log stragglers. `silent` maps each connection without heartbeats to its seconds of silence."""
         self.state.now = now
@@ -239,12 +257,16 @@ class Master:
     # Departures.
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
+        text = f"evicted: {reason}"
+        self._put_out(peer, m.Goodbye(code, text), text)
+
+    def _put_out(self, peer: int, goodbye: m.Goodbye, reason: str) -> None:
         member = self.state.members[peer]
         if member.accepted:  # other peers have no run to return to, and clients could make this set grow without limit
             self.leadership.evict(peer)
-        self.state.send(member.connection, m.Goodbye(code, f"evicted: {reason}"))
+        self.state.send(member.connection, goodbye)
         self.state.close(member.connection)
-        self._remove(peer, f"evicted: {reason}")
+        self._remove(peer, reason)
 
     def _evict_silent(self, peer: int, silent_s: float) -> None:
         reason = f"silent for {silent_s:.1f} s"

@@ -210,6 +210,8 @@ class RunState:
         self.introduced: set[int] = set()
         self.lost: list[tuple[int, str]] = []
         """Peers that are in the view in force but not in the next one, each with the reason."""
+        self.kicked: set[int] = set()
+        """Peers that the operator has removed."""
         self.asked_at: dict[int, float] = {}
         """Peers that have yet to answer a request, each with its time, the longest wait first."""
         self.made_in: dict[Pair, int] = {}

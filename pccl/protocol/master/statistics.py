@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import isfinite
 from operator import add
 
 import msgspec
@@ -41,6 +42,12 @@ class History:
         self._steps.add(now, more)
         self._hour.add(now, more)
 
+    def reported(self, now: float, loss: float) -> None:
+        """Add the `loss` figure of a peer's report."""
+        if isfinite(loss):
+            self._steps.add_loss(now, loss)
+            self._hour.add_loss(now, loss)
+
     def lost(self, now: float, peer: int, name: str, group: int, reason: str) -> None:
         self.happened(now, Totals(losses=1))
         self._losses.append((now, Loss(0.0, peer, name, group, harmless(reason, TEXT_CHARACTERS_MAX))))
@@ -62,12 +69,14 @@ class History:
 
 
 class _Steps:
-    """Totals per time step, for the last `steps_max` steps."""
+    """Totals and losses per time step, for the last `steps_max` steps."""
 
     def __init__(self, step_s: float, steps_max: int) -> None:
         self._step_s = step_s
         self._max = steps_max
         self._steps: dict[int, Totals] = {}
+        self._losses: dict[int, tuple[float, int]] = {}
+        """The sum and the number of the reported losses."""
 
     def add(self, now: float, more: Totals) -> None:
         number = int(now // self._step_s)
@@ -75,10 +84,23 @@ class _Steps:
         if len(self._steps) > self._max:
             del self._steps[min(self._steps)]
 
+    def add_loss(self, now: float, loss: float) -> None:
+        number = int(now // self._step_s)
+        total, count = self._losses.get(number, (0.0, 0))
+        self._losses[number] = total + loss, count + 1
+        if len(self._losses) > self._max:
+            del self._losses[min(self._losses)]
+
     def course(self, now: float) -> Course:
         current = int(now // self._step_s)
-        first = max(min(self._steps, default=current), current - self._max + 1)
-        return Course(self._step_s, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])
+        first = max(min([*self._steps, *self._losses], default=current), current - self._max + 1)
+        steps = range(first, current + 1)
+        losses = [self._losses.get(number, (0.0, 0)) for number in steps] if self._losses else []
+        return Course(
+            self._step_s,
+            [self._steps.get(number, NOTHING) for number in steps],
+            [total / count if count else None for total, count in losses],
+        )
 
 
 NOTHING = Totals()
@@ -113,6 +135,9 @@ class Traffic:
         self._ops: dict[int, dict[int, tuple[int, int]]] = {}
 
     def reported(self, peer: int, group: int, report: Report, now: float) -> None:
+        for name, value in report.figures:
+            if name == "loss":
+                self._history.reported(now, value)
         last = self._peers.get(peer)
         if last is None:
             self._peers[peer] = _Reported(group, report, now, PeerTraffic(links=_links(report, None, 0.0)))

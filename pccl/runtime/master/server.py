@@ -48,8 +48,8 @@ from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 from pccl.runtime.threads.process import clock_name
 from pccl.types import Result
 
-Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.CheckRequest | m.Reattach
-DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest | m.CheckRequest
+Opening = m.FromPeer | m.FromOperator | m.Reattach
+DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.FromOperator
 """First messages of connections to a master."""
 
 
@@ -287,13 +287,17 @@ class MasterServer:
             try:
                 if messages is None:
                     opening = await self._authentication.first_message(connection, host)
-                    if isinstance(opening, m.StatusRequest | m.TraceRequest | m.CheckRequest):
+                    if isinstance(opening, m.FromOperator):
                         refusal = self._refusal(opening)
                         if refusal:
                             connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
                             return refusal
                         if isinstance(opening, m.StatusRequest):
                             return await self._send_status(connection)
+                        if isinstance(opening, m.KickRequest):
+                            connection.send([m.Accepted()])
+                            self._execute(self._machine.kick(opening.peer, self._alive_now()))
+                            return f"has removed peer {opening.peer}"
                         if isinstance(opening, m.TraceRequest):
                             return await self._trace(connection, opening)
                         return await self._checking.serve(connection, host, port)
@@ -372,11 +376,14 @@ class MasterServer:
         self._execute(self._machine.reattached(number, now))
         return None
 
-    def _refusal(self, request: m.StatusRequest | m.TraceRequest | m.CheckRequest) -> str:
+    def _refusal(self, request: m.FromOperator) -> str:
         if request.protocol != m.PROTOCOL_VERSION:
             return f"this master speaks protocol {m.PROTOCOL_VERSION}, the client {request.protocol}"
         if isinstance(request, m.StatusRequest):
             is_busy = self._status_readers >= STATUS_READERS_MAX
+        elif isinstance(request, m.KickRequest):
+            is_known = self._machine.is_leading and request.peer in self._machine.master.state.members
+            return "" if is_known else f"no peer {request.peer} is in the run of this master"
         elif isinstance(request, m.TraceRequest):
             if not self._machine.is_leading:
                 return "this master does not lead a run, so it has no peers to query"

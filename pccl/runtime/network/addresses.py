@@ -42,6 +42,9 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
         host, port = text, ""
     if not host:
         raise ValueError(f"address {address!r}: the host is missing; write host:port")
+    if host.isdigit():
+        text = f"{host} is a port: write 0.0.0.0:{host} to listen on all interfaces, or host:{host} to dial"
+        raise ValueError(f"address {address!r}: {text}")
     if not separator and default_port is not None:
         return host, default_port
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) < 65536:

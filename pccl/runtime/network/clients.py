@@ -176,6 +176,22 @@ async def ask_all(
     return max(found, key=lambda status: status.role == LEADING)
 
 
+async def kick_at_any(
+    masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float, peer: int
+) -> None:
+    """Remove a peer from the run of one of the masters. Raises NoAnswer or trio.TooSlowError."""
+    request, done = m.KickRequest(m.PROTOCOL_VERSION, peer), []
+
+    async def accepted(_: ControlConnection[m.ToWatcher]) -> None:
+        done.append(peer)
+
+    async def ask_one(index: int) -> bool:
+        await converse(*masters[index], token, ssl_context, request, m.ToWatcher, accepted)
+        return True
+
+    await _ask_each("the request to remove a peer", masters, timeout_s, ask_one, lambda: bool(done))
+
+
 @dataclass
 class FetchedTrace:
     """The part of a trace that a master has sent."""

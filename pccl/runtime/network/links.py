@@ -86,8 +86,9 @@ class Attempt:
 
     @property
     def remedy(self) -> str:
-        is_small = self.sock is not None and not (self.reaches_peer if self.accepted_at is None else self.reaches_here)
-        return f"; {REMEDY}" if is_small else ""
+        if self.sock is None or not padding_bytes(self.sock):  # within one host
+            return ""
+        return "" if (self.reaches_peer if self.accepted_at is None else self.reaches_here) else f"; {REMEDY}"
 
 
 def unacknowledged_bytes(sock: trio.socket.SocketType | socket.socket) -> int:

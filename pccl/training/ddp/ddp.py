@@ -64,6 +64,7 @@ from pccl.training.step import (
     TrainingLoop,
     checked_on_nonfinite,
     checked_weight,
+    encoded_max,
     nonfinite_text,
 )
 
@@ -90,7 +91,8 @@ def _close_connected() -> None:
 class Step(StepReport):
     """The outcome of a step of `DDP`.
 
-    `world_size` is the smallest number of peers in any bucket's average, and `waited_s` is the time in `synchronize`.
+    `world_size` is the smallest number of peers in any bucket's average (0: `on_nonfinite` skipped the step), and
+    `waited_s` is the time in `synchronize`.
     """
 
     is_skipped: bool = False
@@ -180,6 +182,8 @@ class DDP(TrainingLoop):
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
         self._is_left_out = False
         """Whether the step in progress will not call the optimizer."""
+        self._left_out: set[int] = set()
+        """The peers that the averages of the step in progress leave out."""
         self._must_synchronize = True
         self._synchronized: GroupStep | None = None
         """The step in progress, after its gradients have been averaged."""
@@ -204,6 +208,8 @@ class DDP(TrainingLoop):
                 )
         self._buckets = [Bucket(torch, each) for each in bucketed(parameters, bucket_bytes)]
         self._gradients = GradientAverages(communicator, self._buckets, tag + 1, how)
+        if on_nonfinite is not None:
+            self._gradients.limit = encoded_max(quantization)
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
         self._refusals = StepRefusals(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
@@ -429,7 +435,9 @@ class DDP(TrainingLoop):
             self._synchronize(call, "DDP.step", weight)
             step = self._synchronized
             assert step is not None
-            step.world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
+            averages = step.outcomes[: len(self._buckets)]
+            world_size = min(each.world_size - len(self._left_out.intersection(each.peers)) for each in averages)
+            step.world_size = 0 if self._is_left_out else world_size
             self._commit(step)
             if self._is_left_out:
                 self._has_stepped = False
@@ -541,6 +549,7 @@ class DDP(TrainingLoop):
             if what == FINE and not (is_finite and (self._on_nonfinite is None or self._gradients.are_finite())):
                 what = NONFINITE, 0, 0
                 self._replicated.buffers.show()
+                self._gradients.discard()
                 weight = weight if weight is None else 0.0
             self._gradients.launch_rest(weight, self.revision)
             number = math.nan if weight is None else weight
@@ -570,6 +579,7 @@ class DDP(TrainingLoop):
                     raise PCCLError(Result.INVALID_USAGE, "DDP.step", f"{text}, and all gradients are cleared")
                 logger.warning("revision %d: %s", self.revision, text)
                 self._is_left_out = is_skipped
+            self._left_out = set(nonfinite)
             if self._is_left_out:
                 for bucket in self._buckets:
                     bucket.keep_none()

@@ -353,6 +353,8 @@ class GradientAverages:
         a bucket cannot be compressed."""
         self.buckets = buckets
         self.comm_hook: tuple[Any, CommHook] | None = None
+        self.limit = math.inf
+        """The largest sum that can be sent. If finite, buckets are sent after the backward pass, once it is checked."""
         self._communicator = communicator
         self._tag = tag
         self._quantization = compression.quantization
@@ -364,7 +366,7 @@ class GradientAverages:
         """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError."""
         bucket = self.buckets[number]
         bucket.take(i)
-        if bucket.is_full and self._exponent is None:
+        if bucket.is_full and self._exponent is None and not self._is_limited:
             self._launch(number, None, revision)
         elif not self._is_note_queued:
             self._is_note_queued = True
@@ -377,12 +379,27 @@ class GradientAverages:
         for bucket in self.buckets:
             bucket.note()
 
+    @property
+    def _is_limited(self) -> bool:
+        return self.comm_hook is None and math.isfinite(self.limit)
+
     def are_finite(self) -> bool:
-        """Return whether all of this peer's gradients are finite. Fill in those of unused parameters."""
+        """Return whether all of this peer's gradients are finite, also as sums on the network. Fill in those of unused
+        parameters."""
         for bucket in self.buckets:
             if bucket.average is None:
                 bucket.fill()
-        return all(bool(view.isfinite().all()) for bucket in self.buckets for view in bucket.views)
+        views = [view for bucket in self.buckets for view in bucket.views]
+        limit = self.limit / self._communicator.world_size
+        return all(bool(view.isfinite().all()) for view in views) and (
+            not self._is_limited or all(bool((view.abs() <= limit).all()) for view in views)
+        )
+
+    def discard(self) -> None:
+        """Set the gradients that are not in flight to 0."""
+        for bucket in self.buckets:
+            if bucket.average is None:
+                bucket.flat.zero_()
 
     def launch_rest(self, weight: float | None, revision: int) -> None:
         """Launch the buckets that are not in flight."""

@@ -22,9 +22,7 @@ import numpy as np
 from _pccl_torch import outside_graphs
 from pccl import (
     Communicator,
-    DataType,
     PCCLError,
-    QuantizationAlgorithm,
     QuantizationOptions,
     Result,
     SharedState,
@@ -60,6 +58,7 @@ from pccl.training.step import (
     TrainingLoop,
     checked_on_nonfinite,
     checked_weight,
+    encoded_max,
     nonfinite_text,
 )
 
@@ -147,12 +146,6 @@ def _is_finite(vector: Vector) -> bool:
         return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())  # the product may overflow
 
 
-ENCODED_MAX = {
-    (QuantizationAlgorithm.CAST, DataType.FLOAT16): 65504.0,
-    (QuantizationAlgorithm.LLOYD_MAX, DataType.UINT8): 2.0**19,
-    (QuantizationAlgorithm.SIGN, DataType.UINT8): 2.0**19,
-}
-"""The largest values, also of a sum, that certain encodings represent."""
 NOTES = 2
 """Tag offset of the notes that accompany an average; the average itself uses offset 0."""
 INNER_STEPS = 50
@@ -398,8 +391,8 @@ class OuterLoop(TrainingLoop):
         is_finite = _is_finite(gradient) and self._replicated.buffers.is_finite()
         options = self._compression.quantization
         if is_finite and options is not None:  # what becomes NaN or infinity on the network counts as such
-            limit = ENCODED_MAX.get((options.algorithm, options.quantized_datatype), math.inf)
-            is_finite = bool(max(gradient.max(), -gradient.min()) * self._communicator.world_size <= limit)
+            largest = max(gradient.max(), -gradient.min()) * self._communicator.world_size
+            is_finite = bool(largest <= encoded_max(options))
         if self._site is not None:
             is_finite = self._site.agree(is_finite)
         if not is_finite:

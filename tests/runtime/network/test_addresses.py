@@ -32,6 +32,12 @@ def test_parse_names_what_is_wrong(text: str) -> None:
         addresses.parse(text)
 
 
+@pytest.mark.parametrize("text", ["48150", "48150:48148"])
+def test_port_without_host_is_recognized(text: str) -> None:
+    with pytest.raises(ValueError, match=r"48150 is a port: write 0\.0\.0\.0:48150 to listen on all interfaces"):
+        addresses.parse(text)
+
+
 @pytest.mark.parametrize("address", [("10.0.0.1", 5), ("::1", 48148), ("name", 1)])
 def test_join_is_the_inverse_of_parse(address: tuple[str, int]) -> None:
     assert addresses.parse(addresses.join(*address)) == address

@@ -140,6 +140,14 @@ def test_silent_peer_is_no_mtu_problem() -> None:
     assert "MTU" not in error
 
 
+def test_mtu_is_not_to_blame_within_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "padding_bytes", lambda _: 0)
+    monkeypatch.setattr(links, "unacknowledged_bytes", lambda _: 100)  # as with a full backlog
+    error = dial(hears_the_first_words_only, 2 * REACH_S)
+    assert "no answer within" in error
+    assert "MTU" not in error
+
+
 def test_acceptor_reports_missing_padding() -> None:
     async def run() -> None:
         ours, theirs = trio.socket.socketpair()

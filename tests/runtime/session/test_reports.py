@@ -83,6 +83,20 @@ def test_figures_of_a_direction() -> None:
     assert (link.sender_limited, link.receiver_limited) == (0.1, 0.2)
 
 
+def test_history_of_the_mean_loss() -> None:
+    history = History()
+    traffic = Traffic(history)
+    assert history.course(0.0).loss == []
+    for now, peer, loss in [(100.5, 1, 4.0), (100.6, 2, 2.0), (100.7, 3, float("nan")), (104.1, 1, 1.0)]:
+        traffic.reported(peer, 0, Report([], 0, 0, 0, 0, [], figures=[("step", 7.0), ("loss", loss)]), now)
+    assert history.course(104.2).loss == [3.0, None, 1.0]
+    assert len(history.course(104.2).steps) == 3
+    assert history.hour(104.2).loss == [2.0 + 1 / 3]
+    for number in range(1000):
+        history.reported(2.0 * number, 1.0)
+    assert len(history.course(2000.0).loss) == len(history.course(2000.0).steps) == 300
+
+
 def test_an_idle_peer_falls_silent_after_saying_so_for_a_while() -> None:
     counters = WorkCounters()
     for _ in range(1 + REPEATS):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.status import run_status
 from pccl.training import DDP
-from tests.support.cluster import Background, together
+from tests.support.cluster import Background, refusal, together, until
 from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, loss, new_module, new_optimizer, parameters
 
 torch = pytest.importorskip("torch")
@@ -40,6 +41,16 @@ def test_ddp_behaves_like_the_module(master: MasterNode) -> None:
     loss(ddp, 0, 0).backward()
     ddp.step()
     assert not torch.equal(parameters(module), parameters(other))
+    close([peer])
+
+
+def test_loss_tensor_is_reported(master: MasterNode) -> None:
+    (peer,) = cluster_of(master, 1)
+    found = loss(peer.ddp, 0, 0)
+    peer.ddp.report(loss=found)  # which requires grad
+    status = until(lambda: seen if (seen := run_status(master.address)).members[0].figures else None, "it is reported")
+    assert status.members[0].figures == {"loss": pytest.approx(found.item())}
+    assert "must be a number" in refusal(partial(peer.ddp.report, loss=torch.ones(2))).message
     close([peer])
 
 
