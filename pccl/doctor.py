@@ -333,12 +333,13 @@ def _congestion(path: PathReport) -> Iterator[Check]:
         rate = 1.2 * path.segment_bytes / (round_trip_s * loss**0.5)
         lost = f"{path.lost_segments} of {path.sent_segments} packets to the master were lost ({loss:.2%})"
         many = f"the {LOSSY_CONNECTIONS_MAX} connections of a link to {_rate(LOSSY_CONNECTIONS_MAX * rate)}"
-        what = f"{what}; {lost}, which limits a connection to {_rate(rate)} and {many}"
+        what = f"{what}; {lost}, which limits a TCP connection to {_rate(rate)} and {many}"
     else:
         what = f"{what}; none of {path.sent_segments} packets were lost, so a link is slow only after pauses"
-    advice = "as root: modprobe tcp_bbr; sysctl -w "
+    what += "; links use UDP where it gets through"
+    advice = "where it does not, as root: modprobe tcp_bbr; sysctl -w "
     if "bbr" in _setting("ipv4/tcp_available_congestion_control").split():
-        advice = "as root: sysctl -w "
+        advice = "where it does not, as root: sysctl -w "
     allowed = f"{_setting('ipv4/tcp_allowed_congestion_control')} bbr".strip()
     yield Check("congestion", WARNING, what, f"{advice}net.ipv4.tcp_allowed_congestion_control='{allowed}'")
 

@@ -207,7 +207,7 @@ def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cubic", True, 0.1, 100, "ok", "links to distant peers use bbr"),
         ("cubic", False, 0.001, 100, "ok", "a short path does not need it"),
         ("cubic", False, 0.1, 0, "warning", "none of 100000 packets were lost"),
-        ("cubic", False, 0.1, 100, "warning", "(0.10%), which limits a connection to 4.4 Mbit/s"),
+        ("cubic", False, 0.1, 100, "warning", "(0.10%), which limits a TCP connection to 4.4 Mbit/s"),
     ],
 )
 def test_congestion_control(
@@ -227,7 +227,7 @@ def test_congestion_control(
     found = of(judged(path), "congestion")
     assert found.verdict == verdict
     assert says in found.text
-    advice = "as root: modprobe tcp_bbr; sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
+    advice = "where it does not, as root: modprobe tcp_bbr; sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
     assert found.advice == (advice if verdict == "warning" else "")
 
 
