@@ -227,7 +227,10 @@ def test_congestion_control(
     found = of(judged(path), "congestion")
     assert found.verdict == verdict
     assert says in found.text
-    advice = "where it does not, as root: modprobe tcp_bbr; sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
+    advice = (
+        "where it does not, as root: modprobe tcp_bbr; "
+        "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'"
+    )
     assert found.advice == (advice if verdict == "warning" else "")
 
 
