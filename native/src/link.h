@@ -71,7 +71,7 @@ typedef struct pccl_link {
     unsigned conns_count; /* in `conns`: not closed */
     unsigned live_count; /* of them, not lost */
     unsigned over_count; /* of these, with a wire that takes over */
-    struct pccl_conn *first_choice; /* one of these that works: no other carries frames that count; NULL: there is none */
+    struct pccl_conn *first_choice; /* of these, works: no other carries frames that count */
     unsigned conns_added;
     unsigned events_promised; /* to the host: a loss and four of LINK_LIMITED for each connection added */
     pccl_growth growth;

@@ -70,10 +70,11 @@ WIRE = {
     "Probe": "probe links",
     "Challenge": "auth run",
     "Proof": "auth",
-    "LinkHello": "protocol run sender receiver made_in index count auth= encrypt= padding_bytes= memory=",
+    "LinkHello": "protocol run sender receiver made_in index count auth= encrypt= padding_bytes= memory= udp_secret= "
+    "udp_port=",
     "StateHello": "protocol run sender receiver sync auth= encrypt= sends_digests= padding_bytes=",
     "ProbeHello": "protocol run sender receiver pulls auth= padding_bytes=",
-    "Accepted": "padding_bytes= shares_memory=",
+    "Accepted": "padding_bytes= shares_memory= uses_udp=",
     "Rejected": "reason",
     "DigestRequest": "tensor",
     "Digests": "tensor block_bytes digests",
