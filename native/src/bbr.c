@@ -23,6 +23,7 @@ enum {
     QUANTUM_PACKETS = 24, /* beyond the product, for acknowledgements that come in batches */
     FIRST_ROUND_TRIP_US = 100000,
     QUEUE_US_MIN = 4000,
+    QUEUED_ACKS_MIN = 8,
     ROUND_TRIP_LIFE_US = 10000000,
     PROBE_TIME_US = 200000
 };
@@ -117,7 +118,8 @@ static void bbr_note_queue(pccl_bbr *bbr, int64_t queue_us)
 /* A round trip of startup has ended. */
 static void bbr_look_at_startup(pccl_bbr *bbr, const pccl_bbr_sample *sample)
 {
-    int has_queued = bbr->round_queued_acks * 2 > bbr->round_acks;
+    /* A few messages may wait in a queue of others' packets, and show no rate. */
+    int has_queued = bbr->round_acks >= QUEUED_ACKS_MIN && bbr->round_queued_acks * 2 > bbr->round_acks;
     bbr->round_acks = bbr->round_queued_acks = 0;
     if (bbr->rate >= percent(bbr->full_rate, FULL_GROWTH)) {
         bbr->full_rate = bbr->rate;

@@ -60,7 +60,6 @@ typedef struct {
     pccl_udp_stream *stream;
     int64_t heard_ns; /* when a datagram came last, or no bytes were to be acknowledged */
     int64_t opened_ns;
-    int64_t looked_ns; /* when datagrams were last asked for */
     int64_t armed_ns; /* INT64_MAX: the timer is off */
     size_t unsent_bytes_max;
     uint8_t is_full; /* the counter is not writable */
@@ -378,13 +377,10 @@ static size_t udp_copy(udp_wire *udp, const struct iovec *iov, int count, size_t
     return copied_bytes;
 }
 
-/* Nonzero if datagrams do not get through, or no longer. A process that was stopped cannot know. */
-static int udp_is_silent(udp_wire *udp, const pccl_udp_stats *stats)
+/* Nonzero if datagrams do not get through, or no longer. */
+static int udp_is_silent(const udp_wire *udp, const pccl_udp_stats *stats)
 {
     int64_t now_ns = pccl_now_ns();
-    if (now_ns - udp->looked_ns > SILENT_NS_MAX / 2)
-        udp->heard_ns = now_ns;
-    udp->looked_ns = now_ns;
     int64_t silent_ns_max = 4000 * stats->round_trip_us;
     if (!stats->is_open)
         return now_ns - udp->opened_ns > SILENT_NS_MAX;
@@ -398,6 +394,10 @@ static ssize_t udp_receive(pccl_wire *wire, const struct iovec *iov, int count)
     size_t room_bytes = 0;
     for (int i = 0; i < count; i++)
         room_bytes += iov[i].iov_len;
+    /* A process that comes half a second after its timer was stopped, and cannot know what it would have heard. */
+    int64_t now_ns = pccl_now_ns();
+    if (udp->armed_ns < now_ns - SILENT_NS_MAX / 2)
+        udp->heard_ns = now_ns;
     size_t copied_bytes = udp_copy(udp, iov, count, 0);
     for (int is_dry = 0; copied_bytes < room_bytes && !is_dry && wire->broken == NULL;) {
         int taken = udp_take_batch(udp);
@@ -495,7 +495,7 @@ int pccl_wire_udp_open(
     udp->fds = fds;
     udp->unsent_bytes_max = PCCL_WIRE_UNSENT_BYTES_MAX;
     udp->armed_ns = INT64_MAX;
-    udp->opened_ns = udp->looked_ns = udp->heard_ns = pccl_now_ns();
+    udp->opened_ns = udp->heard_ns = pccl_now_ns();
     udp->in = malloc((size_t)IN_BATCH * IN_STRIDE);
     udp->stream = pccl_udp_stream_create(secret, is_dialer, udp->opened_ns);
     int status = udp->in != NULL && udp->stream != NULL ? 0 : PCCL_E_MEMORY;

@@ -130,7 +130,6 @@ static void frames_on_a_path_that_dies_go_over_tcp(void)
 {
     world w;
     pccl_engine_options options = tested_options();
-    options.stall_ms = 1000;
     char error[128];
     world_init(&w, 2);
     for (uint32_t rank = 0; rank < 2; rank++) {

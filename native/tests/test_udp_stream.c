@@ -30,6 +30,27 @@ static int64_t least_ms(uint64_t bytes, double mbit, int64_t delay_ms)
     return (int64_t)(on_the_line * 8 / mbit / 1e3) + delay_ms;
 }
 
+/* Messages that wait behind others' packets do not show what the path carries. */
+static void a_few_messages_do_not_end_the_startup(void)
+{
+    enum { PACKET_BYTES = 1500, ROUND_TRIP_US = 50000, QUEUE_US = 20000, ROUNDS = 100 };
+    pccl_bbr bbr;
+    pccl_bbr_init(&bbr, PACKET_BYTES, 0);
+    for (int i = 1; i <= ROUNDS; i++) {
+        pccl_bbr_sample sample;
+        memset(&sample, 0, sizeof sample);
+        sample.now_us = (int64_t)i * ROUND_TRIP_US;
+        sample.acked_bytes = sample.sample_bytes = PACKET_BYTES;
+        sample.delivered_bytes = (uint64_t)i * PACKET_BYTES;
+        sample.sent_delivered_bytes = (uint64_t)(i - 1) * PACKET_BYTES;
+        sample.sample_us = sample.round_trip_us = ROUND_TRIP_US;
+        sample.queue_us = QUEUE_US;
+        sample.is_app_limited = 1;
+        pccl_bbr_note_acked(&bbr, &sample);
+    }
+    CHECK(bbr.full_rounds == 0);
+}
+
 static void the_hash_is_siphash_2_4(void)
 {
     uint8_t bytes[16];
@@ -359,6 +380,7 @@ static void a_stream_at_rest_sends_nothing(void)
 int main(void)
 {
     RUN(the_hash_is_siphash_2_4);
+    RUN(a_few_messages_do_not_end_the_startup);
     RUN(bytes_arrive_once_and_in_order_whatever_the_path_does);
     RUN(a_path_carries_what_it_can_at_any_loss);
     RUN(the_queue_of_a_path_stays_short);

@@ -67,7 +67,8 @@ def two_peers(lab: Lab) -> Iterator[tuple[list[Lines], list[subprocess.Popen[str
             peer.kill()
 
 
-def test_links_grow_under_loss() -> None:
+def test_links_grow_under_loss_without_udp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_UDP", "0")
     with Lab(2, Link(delay_ms=10.0, rate_mbit=1000.0, loss=0.01)) as lab:
         for host in lab.hosts:
             host.set_congestion_control("cubic")
@@ -79,6 +80,50 @@ def test_links_grow_under_loss() -> None:
             for lines in said:
                 lines.expect("grown")
             assert [peer.wait(TIMEOUT_S) for peer in peers] == [0, 0]
+
+
+STEPS = """
+import numpy as np
+from pccl import Communicator
+
+with Communicator() as comm:
+    comm.wait_for_peers(2)
+    values = np.zeros(100_000, np.float32)
+    while True:
+        comm.all_reduce(values)
+        print("step", flush=True)
+"""
+NO_UDP = (
+    "echo 0 > /proc/sys/net/ipv4/udp_early_demux; ip rule add pref 100 lookup local; "
+    "ip rule add pref 50 ipproto udp blackhole; ip rule del pref 0"
+)
+"""Drops arriving datagrams; rules before the one for local addresses need that one to come later."""
+
+
+def test_ops_go_on_over_tcp_when_datagrams_no_longer_arrive() -> None:
+    with Lab(2, Link(delay_ms=25.0, rate_mbit=100.0, loss=0.01)) as lab, ExitStack() as stack:
+        address = f"{lab.hosts[0].address}:48148"
+        master = lab.hosts[0].popen(module_command("pccl", "master", "--found", "--listen", address))
+        stack.callback(master.kill)
+        said = []
+        for host in lab.hosts:
+            environment = {**os.environ, "PCCL_MASTER": address, "PCCL_LOG_LEVEL": "DEBUG"}
+            command = [sys.executable, "-P", "-c", STEPS]
+            peer = host.popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            stack.callback(peer.kill)
+            assert peer.stdout is not None
+            said.append(Lines(peer.stdout))
+        for lines in said:
+            lines.expect(".* travels over UDP")
+        for _ in range(20):
+            said[0].seen.clear()
+            said[0].expect("step")
+        lab.hosts[1].run("sh", "-c", NO_UDP)
+        said[0].seen.clear()
+        said[0].expect(".* continues over TCP: .*UDP no longer gets through")
+        for _ in range(3):
+            said[0].seen.clear()
+            said[0].expect("step")
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
