@@ -120,7 +120,7 @@ def test_ops_go_on_over_tcp_when_datagrams_no_longer_arrive() -> None:
             said[0].expect("step")
         lab.hosts[1].run("sh", "-c", NO_UDP)
         said[0].seen.clear()
-        said[0].expect(".* continues over TCP: .*UDP no longer gets through")
+        said[0].expect(".* continues over TCP: .*")  # whichever end notices first
         for _ in range(3):
             said[0].seen.clear()
             said[0].expect("step")
