@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -151,9 +152,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
         return CompletedProcess(arguments, code, *capsys.readouterr())
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    logger = logging.getLogger("pccl")
+    log_handlers, propagates, level = logger.handlers[:], logger.propagate, logger.level
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    logger.handlers[:], logger.propagate = log_handlers, propagates  # a master's handler has the test's stderr
+    logger.setLevel(level)
 
 
 @pytest.fixture(params=["memory", "device"])

@@ -217,6 +217,7 @@ def test_wait_for_peers_counts_peers_that_were_admitted_together(cluster: Cluste
     assert cluster[0].wait_for_peers(2, timeout=WAIT_S) == 2
     connecting.result()
     cluster.close(cluster[0])
+    until(lambda: newcomer.world_size == 1, "the newcomer notices")
     assert newcomer.wait_for_peers(2, timeout=WAIT_S) == 2
     assert refusal(partial(newcomer.wait_for_peers, 2, timeout=0.01)).result is Result.TIMEOUT
     newcomer.close()
