@@ -20,14 +20,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from _pccl_torch import outside_graphs
-from pccl import (
-    Communicator,
-    PCCLError,
-    QuantizationOptions,
-    Result,
-    SharedState,
-    TensorInfo,
-)
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.compression import Compressor

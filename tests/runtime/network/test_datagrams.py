@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, ReduceOp
+from pccl import MasterNode
 from pccl.protocol.peer.links import Limit, Links
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import datagrams
 from pccl.runtime.network.datagrams import SECRET_BYTES, Datagrams
+from tests.runtime.network.test_shared_memory import check_sums
 from tests.support.cluster import Cluster, until
 
 TOKEN = "a token of these tests"
@@ -70,15 +70,7 @@ def reduce_among(world: int, is_enough: Callable[[], bool], **options: Any) -> N
 
         def reduce_all() -> bool:
             was_enough = is_enough()
-            for count in (1, 300_000):
-                arrays = [np.arange(count, dtype=np.float32) for _ in range(world)]
-
-                def reduce(peer: Communicator, i: int, arrays: list[Any] = arrays) -> None:
-                    peer.all_reduce(arrays[i], op=ReduceOp.SUM)
-
-                cluster.each(reduce)
-                for array in arrays:
-                    np.testing.assert_array_equal(array, world * np.arange(count, dtype=np.float32))
+            check_sums(cluster)
             return was_enough
 
         try:

@@ -34,20 +34,26 @@ def payloads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+def check_sums(cluster: Cluster) -> None:
+    """All-reduce an element, and many, among all peers."""
+    world = len(cluster.peers)
+    for count in (1, COUNT):
+        arrays = [np.arange(count, dtype=np.float32) for _ in range(world)]
+
+        def reduce(peer: Communicator, i: int, arrays: list[Any] = arrays) -> None:
+            peer.all_reduce(arrays[i], op=ReduceOp.SUM)
+
+        cluster.each(reduce)
+        for array in arrays:
+            np.testing.assert_array_equal(array, world * np.arange(count, dtype=np.float32))
+
+
 def reduce_among(world: int, **options: Any) -> None:
     with MasterNode("127.0.0.1:0", token=options.get("token")) as master:
         cluster = Cluster(master.address, **options)
         cluster.join(world)
         try:
-            for count in (1, COUNT):
-                arrays = [np.arange(count, dtype=np.float32) for _ in range(world)]
-
-                def reduce(peer: Communicator, i: int, arrays: list[Any] = arrays) -> None:
-                    peer.all_reduce(arrays[i], op=ReduceOp.SUM)
-
-                cluster.each(reduce)
-                for array in arrays:
-                    np.testing.assert_array_equal(array, world * np.arange(count, dtype=np.float32))
+            check_sums(cluster)
         finally:
             cluster.close_all()
 
