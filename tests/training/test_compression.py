@@ -12,7 +12,7 @@ import pytest
 from pccl import MasterNode, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
 from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
-from pccl.training.compression import _cosines as cosines
+from pccl.training.compression.matrices import cosines
 from tests.support.cluster import Background, outcomes, results, together, until
 from tests.training.peers import Peer, assert_close, assert_parity, cluster_of, each_runs, new_model
 

@@ -1,0 +1,115 @@
+"""The interface of a compressor, error feedback, and fields of bits."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl._floating_point import default_environment
+
+Floats: TypeAlias = NDArray[np.float32]
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
+
+
+def packed(numbers: Any, bits: int) -> bytes:
+    """Return numbers below 2**bits as consecutive fields of `bits` bits."""
+    places = np.arange(bits, dtype=np.uint32)
+    return np.packbits(
+        (numbers.reshape(-1, 1).astype(np.uint32) >> places & 1).astype(np.uint8), None, "little"
+    ).tobytes()
+
+
+def unpacked(data: memoryview, bits: int, count: int) -> NDArray[np.int64]:
+    fields = np.unpackbits(np.frombuffer(data, np.uint8), count=bits * count, bitorder="little").reshape(count, bits)
+    return fields.astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64))
+
+
+def packed_bytes(bits: int, count: int) -> int:
+    return (bits * count + 7) // 8
+
+
+def short(values: Floats) -> bytes:
+    """Return values as bfloat16, rounded to nearest."""
+    return ((np.ascontiguousarray(values, np.float32).view(np.uint32) + 0x8000) >> 16).astype("<u2").tobytes()
+
+
+def long(data: memoryview) -> Floats:
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def chunks(vector: Floats, chunk: int) -> Floats:
+    """Return the vector as rows of `chunk` elements, the last one padded with zeros."""
+    padded = np.zeros((math.ceil(vector.size / chunk), chunk), np.float32)
+    padded.reshape(-1)[: vector.size] = vector
+    return padded
+
+
+def largest(rows: Floats, count: int) -> NDArray[np.int64]:
+    """Return the places of the `count` largest magnitudes of each row, in ascending order."""
+    return np.sort(np.argpartition(np.abs(rows), rows.shape[1] - count, axis=1)[:, -count:], axis=1)
+
+
+class Compressor(ABC):
+    """A lossy encoding of float32 vectors, with error feedback. All peers need equal objects, by `repr`.
+
+    A subclass has `decay`, the factor of the residual, and implements `bound`, `encode` and `decode_add`.
+    """
+
+    decay: float
+    _residual: Floats | None = None
+    _pending: Floats | None = None
+    _peers: tuple[int, ...] = ()
+
+    def prepare(self, shapes: Shapes) -> None:  # noqa: B027 - optional
+        """Called once, with the shapes of the tensors whose elements make up the vector."""
+
+    @abstractmethod
+    def bound(self, count: int) -> int:
+        """Return the largest number of bytes of an encoded vector of `count` elements."""
+
+    @abstractmethod
+    def encode(self, vector: Floats) -> bytes:
+        """Encode a vector of finite values, which must not be changed."""
+
+    @abstractmethod
+    def decode_add(self, data: memoryview, out: Floats) -> None:
+        """Add the decoded vector to `out`, in exactly reproducible arithmetic."""
+
+    @default_environment()
+    def compress(self, vector: Floats, peers: tuple[int, ...]) -> bytes | None:
+        """Encode the vector plus the residual of an average of the same peers. `commit` then keeps the new residual.
+
+        Return None if a number is not finite or becomes so. Raises ValueError if the code is longer than `bound`.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._peers != peers:
+                self._residual = None
+            if self._residual is not None:
+                vector = vector + np.float32(self.decay) * self._residual
+            self._peers, self._pending = peers, None
+            if not np.isfinite(vector).all():
+                return None
+            data = self.encode(vector)
+            if len(data) > self.bound(vector.size):
+                raise ValueError(f"{self!r} encodes in {len(data)} bytes, above its bound {self.bound(vector.size)}")
+            decoded = np.zeros_like(vector)
+            self.decode_add(memoryview(data), decoded)
+            lost = vector - decoded
+        if not np.isfinite(lost).all():
+            return None
+        if self.decay:
+            self._pending = lost
+        return data
+
+    def commit(self) -> None:
+        """Keep the residual of the last `compress`: its average has ended."""
+        self._residual, self._pending = self._pending, None
+
+    def forget(self) -> None:
+        """Discard the residual."""
+        self._residual = self._pending = None
