@@ -180,6 +180,8 @@ class SessionHolder:
         """The size of the group when this peer was admitted, until the first group call."""
         self._is_synced = False
         """Whether `admit_peers` or `sync_shared_state` has synchronized a state since newcomers were last admitted."""
+        self.caller = ""
+        """The call of `pccl.training` that makes the group calls, for warnings and errors; "" if it is the program."""
 
     # Life.
 
@@ -423,12 +425,14 @@ class SessionHolder:
     def _call_reason(self, session: PeerSession, kind: str) -> Callable[[], Awaitable[tuple[str, str]]]:
         async def reason() -> tuple[str, str]:
             look = where_to_look if session.hears_master else how_to_look
-            return await session.call_reasons.of_call(kind), look(self.address)
+            whom = await session.call_reasons.of_call(kind)
+            return whom.replace(f"not called {kind}", f"not called {self.caller or kind}"), look(self.address)
 
         return reason
 
     async def group_call(self, func_name: str, kind: str, timeout: Timeout) -> int:
         """Make a group call and return its result, a number whose meaning depends on `kind`."""
+        func_name = self.caller or func_name
         session = self.session(func_name)
         self._first_size = 0
         if kind == Kind.UPDATE_TOPOLOGY:
@@ -501,6 +505,7 @@ class SessionHolder:
     ) -> SharedStateSyncInfo:
         """Take part in the group's sync and set the revision of `state`. Return once all copies to devices are done."""
         given: Any = state
+        name = self.caller or name
         if not isinstance(strategy, SharedStateSyncStrategy):
             raise invalid(name, f"{strategy!r} is not a SharedStateSyncStrategy")
         if not isinstance(given, SharedState):

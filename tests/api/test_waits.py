@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -145,6 +146,21 @@ def test_long_join_is_logged(cluster: Cluster, warned: Warned) -> None:
     cluster[0].close()
     assert isinstance(joining.outcome(), PCCLError)
     assert warned("^join has ended after")
+
+
+def test_wait_within_a_training_call_names_that_call(
+    cluster: Cluster, warned: Warned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.join(2)
+    may_go_on = threading.Event()
+    monkeypatch.setattr(cluster[1], "are_peers_pending", lambda: may_go_on.wait() and cluster[1].close())
+    joining = [Background(partial(DiLoCo(peer, {"w": ones()}).join, peers_min=3)) for peer in (cluster[0], cluster[1])]
+    pattern = rf"^join has waited \d+ s for peer 2 \({NAME}\), which has not called join; "
+    until(lambda: warned(pattern), "it is logged")
+    cluster[0].close()
+    may_go_on.set()
+    assert all(isinstance(each.outcome(), PCCLError) for each in joining)
+    assert not warned("are_peers_pending")
 
 
 # Timeouts.

@@ -192,7 +192,7 @@ def test_status_needs_token(tmp_path: Path, pccl_status: Command) -> None:
         assert "a different token" in wrong.stderr
         without = pccl_status(master.address, "--json")
         assert (without.returncode, without.stdout) == (1, "")
-        assert "the dialing peer has none" in without.stderr
+        assert "this peer has none" in without.stderr
 
 
 def test_tls(pccl_status: Command) -> None:

@@ -209,7 +209,7 @@ def test_trace_needs_token(command: Command, tmp_path: Path, monkeypatch: pytest
         assert command("trace", node.address, "-o", output, "--token-file", str(token)).returncode == 0
         without = command("trace", node.address, "-o", output)
         assert without.returncode == 1
-        assert "the dialing peer has none" in without.stderr
+        assert "this peer has none" in without.stderr
         monkeypatch.setenv("PCCL_TOKEN", "guess")
         wrong = command("trace", node.address, "-o", output)
         assert wrong.returncode == 1

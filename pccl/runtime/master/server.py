@@ -319,7 +319,8 @@ class MasterServer:
                 return str(error)
             except AuthError as error:
                 self._limited_log.log(logging.WARNING, f"{addresses.join(host, port)} refused: {error}")
-                connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"refused by the master: {error}")])
+                text = f"refused by the master: {error}".replace("the dialing peer", "this peer")
+                connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)])
                 return str(error)
             except ProtocolError as error:
                 connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, str(error))])

@@ -148,12 +148,13 @@ class Membership:
         peers_min = max(peers_min, self.hold_below)
         if self._site is not None:
             self._site.check(self._communicator)
-        with LoopWait("join", logger) as waiting:
-            while (world_size := self._check_with_site(peers_min, adopts)) is None:
-                while not self._communicator.are_peers_pending():
-                    self._look(waiting, peers_min)
-                self._communicator.update_topology()
-        admission = self._synchronize(world_size)
+        with self._named("join"):
+            with LoopWait("join", logger) as waiting:
+                while (world_size := self._check_with_site(peers_min, adopts)) is None:
+                    while not self._communicator.are_peers_pending():
+                        self._look(waiting, peers_min)
+                    self._communicator.update_topology()
+            admission = self._synchronize(world_size)
         self.is_under_way = True
         _joined[self._communicator] = weakref.ref(self), own_number(self._communicator)
         part = weakref.WeakMethod(self.part)
@@ -170,7 +171,7 @@ class Membership:
 
         Return the total of `admission` and the admissions here, if any.
         """
-        with LoopWait(func_name, logger) as waiting:
+        with self._named(func_name), LoopWait(func_name, logger) as waiting:
             while world_size < self.hold_below:
                 if not self._communicator.are_peers_pending():
                     self._look(waiting, self.hold_below)
@@ -271,12 +272,23 @@ class Membership:
         self.require_step(func_name)
         self._was_interrupted = True
         try:
-            yield
+            with self._named(func_name):
+                yield
         except Exception as error:  # not an interrupt: the error's text explains what to do
             self._was_interrupted = False
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
         self._was_interrupted = False
+
+    @contextmanager
+    def _named(self, func_name: str) -> Iterator[None]:
+        """Name a call of the program in warnings and errors of the group calls that it makes."""
+        holder = self._communicator._inner
+        holder.caller, before = func_name, holder.caller
+        try:
+            yield
+        finally:
+            holder.caller = before
 
     @property
     def is_in_run(self) -> bool:

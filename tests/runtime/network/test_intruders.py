@@ -146,19 +146,20 @@ def test_run_with_token(guarded: MasterNode) -> None:
 def test_wrong_token_is_refused_and_logged(guarded: MasterNode, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pccl.master"):
         error = refusal(guarded.address, "another")
-    assert "a different token than the master" in str(error)
+    assert "this peer has a different token than the master" in str(error)
     assert guarded.address in str(error)
     refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert len(refused) == 1, "no use in trying again"
+    assert "the dialing peer has a different token than the master" in refused[0]
     assert refused[0].startswith("127.0.0.1:")
 
 
 def test_a_peer_without_a_token_is_refused(guarded: MasterNode) -> None:
-    assert "the master has a token, but the dialing peer has none" in str(refusal(guarded.address, ""))
+    assert "the master has a token, but this peer has none" in str(refusal(guarded.address, ""))
 
 
 def test_a_master_without_a_token_is_refused(master: MasterNode) -> None:
-    assert "the dialing peer has a token, but the master has none" in str(refusal(master.address, TOKEN))
+    assert "this peer has a token, but the master has none" in str(refusal(master.address, TOKEN))
 
 
 def test_false_master_is_rejected() -> None:
@@ -297,7 +298,7 @@ def test_forged_heartbeats_are_refused(guarded: MasterNode) -> None:
         sock.sendall(encode(m.HeartbeatHello(m.PROTOCOL_VERSION, session._machine.run, session._machine.peer)))
         answer = read_message(sock)
         assert isinstance(answer, m.Goodbye)
-        assert "the dialing peer has none" in answer.reason
+        assert "this peer has none" in answer.reason
 
 
 def test_replayed_heartbeats_are_refused(guarded: MasterNode) -> None:
