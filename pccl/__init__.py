@@ -29,6 +29,7 @@ from pccl.errors import (
 from pccl.handle import AsyncCollectiveHandle, AsyncReduceHandle
 from pccl.logs import configure as _configure_logging
 from pccl.master_node import MasterNode
+from pccl.runtime.threads.process import warn_of_misspelled as _warn_of_misspelled
 from pccl.shared_state import SharedState
 from pccl.types import (
     CollectiveInfo,
@@ -84,6 +85,7 @@ __all__ = [
     "__version__",
 ]
 _configure_logging()
+_warn_of_misspelled()
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pccl._integers import as_int
+from pccl.protocol.messages import KICKED_OUT
 from pccl.types import Result
 
 RETURN = "; this communicator can connect() again, and then synchronize its state (docs/failures.md, Coming back)"
@@ -92,7 +93,7 @@ _CLASSES: dict[Result, type[PCCLError]] = {
 
 def op_error(result: Result, func_name: str, message: str) -> PCCLError:
     """Return the error for an op that ended with `result` on all peers."""
-    is_mismatch = result in (Result.INVALID_ARGUMENT, Result.INVALID_USAGE)
+    is_mismatch = result in (Result.INVALID_ARGUMENT, Result.INVALID_USAGE) and message != KICKED_OUT
     return (MismatchError if is_mismatch else PCCLError)(result, func_name, message)
 
 

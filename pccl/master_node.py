@@ -85,10 +85,10 @@ class MasterNode:
         default = MasterOptions
         self._options = MasterOptions(
             peer_timeout_s=_number(
-                "peer_timeout", peer_timeout, default.peer_timeout_s, PEER_TIMEOUT_S_MIN, PEER_TIMEOUT_S_MAX, False
+                "PCCL_PEER_TIMEOUT", peer_timeout, default.peer_timeout_s, PEER_TIMEOUT_S_MIN, PEER_TIMEOUT_S_MAX, False
             ),
             engine_threads=int(
-                _number("engine_threads", engine_threads, default.engine_threads, 1, ENGINE_THREADS_MAX, True)
+                _number("PCCL_ENGINE_THREADS", engine_threads, default.engine_threads, 1, ENGINE_THREADS_MAX, True)
             ),
             founders=integer_argument("founders", founders, "MasterNode", 1, MasterOptions.pending_max),
             run_name=security.run_name(run_name, "MasterNode"),
@@ -234,16 +234,16 @@ class MasterNode:
                 raise
 
 
-def _number(name: str, given: float | None, default: float, least: float, most: float, is_whole: bool) -> float:
-    """Return the argument, else the variable PCCL_NAME, else the default. Raise INVALID_ARGUMENT if out of range."""
-    variable = f"PCCL_{name.upper()}"
+def _number(variable: str, given: float | None, default: float, least: float, most: float, is_whole: bool) -> float:
+    """Return the argument, else the variable, else the default. Raise INVALID_ARGUMENT if out of range."""
     text = os.environ.get(variable, "") if given is None else str(given)
     try:
         value = (int if is_whole else float)(text) if text else default
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        what = f"{variable if given is None else name} {text!r} is not a number within [{least:g}, {most:g}]"
+        name = variable if given is None else variable.removeprefix("PCCL_").lower()
+        what = f"{name} {text!r} is not a number within [{least:g}, {most:g}]"
         raise invalid("MasterNode", what)
     return value
 

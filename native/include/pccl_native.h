@@ -310,7 +310,7 @@ typedef struct {
     int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
     int32_t limit;
     uint32_t engine; /* of several, which has reported it: of an event about a link */
-    uint32_t is_udp; /* of a connection */
+    uint32_t is_udp; /* of a connection, or of one that carries the link's data */
     pccl_op_shape mine;
     pccl_op_shape theirs;
     char detail[96]; /* NUL-terminated */

@@ -169,6 +169,7 @@ void pccl_core_link_count(pccl_core *core, uint64_t id)
     event.sender_ms = link->health.sender_us / 1000;
     event.receiver_ms = link->health.receiver_us / 1000;
     event.stuck_ms = link->health.stuck_ms;
+    event.is_udp = link->over_count > 0;
     event.delivered = link->health.delivered;
     event.resent = link->health.resent;
     event.unacked_bytes = link->health.unacked_bytes;

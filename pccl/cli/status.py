@@ -108,6 +108,8 @@ def _one_named(status: RunStatus, name: str) -> tuple[int, str]:
     """Return the number and the full name of a peer. Raises ValueError unless there is exactly one."""
     from pccl.status import label
 
+    if not name:
+        raise ValueError("--kick needs the number or the name of a peer")
     found = [each for each in status.members if name in (str(each.peer), each.name)]
     if len(found) != 1:
         many = f"{len(found)} peers are named {name}: give a number"

@@ -452,6 +452,7 @@ class LinkReport(Part, frozen=True):
     """Currently unacknowledged bytes. This and the round trips may decrease."""
     round_trip_us: Count = 0
     round_trip_us_min: Count = 0
+    is_udp: bool = False
 
 
 class Report(Message, frozen=True):
@@ -682,6 +683,10 @@ class StatusRequest(Message, frozen=True):
 
     protocol: int
     auth: bytes = b""
+
+
+KICKED_OUT = "the operator has removed this peer from the run (pccl status --kick)"
+"""The reason in the Goodbye to a removed peer."""
 
 
 class KickRequest(Message, frozen=True):

@@ -43,6 +43,7 @@ class LinkTraffic(msgspec.Struct, frozen=True):
     unacked_bytes: int = 0
     sender_limited: float = 0.0
     receiver_limited: float = 0.0
+    is_udp: bool = False
 
 
 class PeerTraffic(msgspec.Struct, frozen=True):

@@ -361,6 +361,20 @@ class Supervisor:
             self._slow_start_at_s = None
         if address and not self._stopping:
             self._start_scripts(_dialable(address))
+            self._tell_how_to_join(address)
+
+    def _tell_how_to_join(self, address: str) -> None:
+        options, count = self._options, self._options.nodes.count
+        host, _, port = address.rpartition(":")
+        is_open = host in ("0.0.0.0", "[::]")
+        master = f"{socket.gethostname() if is_open else host}:{port}"
+        where = "terminal of this machine" if host in ("127.0.0.1", "[::1]") else "machine"
+        script = shlex.join(options.command[1:])
+        token = "PCCL_TOKEN=... " if os.environ.get("PCCL_TOKEN") else ""
+        self._note(f"to add a peer from another {where}: {token}PCCL_MASTER={master} python {script}")
+        if count > 1 and not options.until_eof:
+            nodes = f"--nnodes {count} --node-rank {'I' if count > 2 else 1} --master {master} -n {options.count}"
+            self._note(f"on the other node{'s' if count > 2 else ''}: {token}pccl launch {nodes} {script}")
 
     def _exited(self, process: Child, returncode: int) -> None:
         if process is self._master:

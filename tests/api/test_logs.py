@@ -50,6 +50,17 @@ def test_unknown_format_or_level() -> None:
     assert any("PCCL_LOG_FORMAT='xml' is not one of" in line for line in lines)
 
 
+def test_misspelled_variables_are_named() -> None:
+    lines = run_with(
+        PCCL_MASTR="a:1", PCCL_TOKEN="secret", PCCL_LOGLEVEL="INFO", PCCL_MY_OWN="1", PCCL_LOG_LEVEL="WARN"
+    )
+    assert [line.partition("variable ")[2] for line in lines if "variable" in line] == [
+        "PCCL_LOGLEVEL is not one of pccl's: is it PCCL_LOG_LEVEL?",
+        "PCCL_MASTR is not one of pccl's: is it PCCL_MASTER?",
+    ]
+    assert "secret" not in " ".join(lines)
+
+
 def test_fields_of_an_aborted_op_and_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.INFO, "pccl"):
         cluster = Cluster(node.address)

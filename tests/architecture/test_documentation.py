@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import re
 import runpy
 import types
@@ -14,7 +16,9 @@ import msgspec
 import pytest
 
 import pccl
+from pccl.cli import parser
 from pccl.protocol import messages as m
+from pccl.runtime.threads.process import VARIABLES
 from pccl.types import DataType, Result
 from tests.architecture import dialect
 
@@ -126,3 +130,40 @@ def test_no_text_installs_from_the_package_index() -> None:
     texts = [*dialect.prose_files(), *(ROOT / "examples").rglob("*.py")]
     wrong = re.compile(r"pip install ([^\n`']* )?'?pccl(-collectives)?\b")
     assert not [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))]
+
+
+COMMAND_LINE = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+
+
+def test_command_line_page_lists_all_options() -> None:
+    subparsers = next(each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for name, command in subparsers.choices.items():
+        if name == "completion":
+            continue
+        section = re.search(rf"^## pccl {name}\n(.*?)^## ", COMMAND_LINE, re.M | re.S)
+        text = section[1] if section else next(re.finditer(rf"^\| `pccl {name}.*$", COMMAND_LINE, re.M))[0]
+        options = {
+            option
+            for action in command._actions
+            if action.help != argparse.SUPPRESS
+            for option in action.option_strings
+            if not option.startswith("--no-") or isinstance(action, argparse._StoreTrueAction)
+        }
+        assert set(re.findall(r"`(--?[a-z][\w-]*)", text)) == options - {"-h", "--help"}, name
+
+
+def test_command_line_page_lists_all_variables() -> None:
+    """pccl's list of known variables is equal to those that its sources read and to those on the page."""
+    read = {
+        node.value
+        for path in (ROOT / "pccl").rglob("*.py")
+        if path.name != "process.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and re.fullmatch(r"PCCL_[A-Z_]+", str(node.value))
+    }
+    table = COMMAND_LINE.partition("## Environment variables")[2]
+    listed = re.findall(
+        r"`(PCCL_\w+)`", " ".join(row.split(" | ")[0] for row in table.splitlines() if row[:3] == "| `")
+    )
+    assert sorted(VARIABLES) == sorted(read)
+    assert sorted(VARIABLES) == sorted(listed)

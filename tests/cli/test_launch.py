@@ -405,9 +405,11 @@ def test_master(tmp_path: Path) -> None:
     done = ended("launch", "-n", "2", script)
     assert done.returncode == 0, done.stderr
     ports = {line.split()[1] for line in done.stdout.splitlines()}
-    assert len(ports) == 1
+    (port,) = ports
+    where = "to add a peer from another terminal of this machine"
+    assert f"pccl launch: {where}: PCCL_MASTER=127.0.0.1:{port} python {script}\n" in done.stderr
     with socket.socket() as client:
-        assert client.connect_ex(("127.0.0.1", int(ports.pop()))) != 0
+        assert client.connect_ex(("127.0.0.1", int(port))) != 0
 
 
 @pytest.mark.slow
@@ -485,6 +487,8 @@ def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nob
         for (process, stdout, _), rank in zip(nodes, (1, 0), strict=True):
             stdout.expect(rf"\[{rank}\] world 2")
             assert process.wait(TIMEOUT_S) == 0
+        other = f"pccl launch --nnodes 2 --node-rank 1 --master {nobody} -n 1 {script}"
+        nodes[1][2].expect(re.escape(f"pccl launch: on the other node: {other}"))
     assert not (tmp_path / "state").exists()
 
 

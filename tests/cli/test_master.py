@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
 import signal
@@ -12,8 +11,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -222,14 +221,6 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def _free_address() -> str:
-    """Return an address outside of the ports that the system gives to other tests."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return f"127.0.0.1:{port}"
-
-
 def _ends(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
     """End a master, and return what it has written to stderr."""
     process.send_signal(number)
@@ -240,38 +231,40 @@ def _default_directory(state_home: Path, address: str) -> Path:
     return state_home / "pccl" / f"master-{socket.gethostname()}-{address.split(':')[1]}"
 
 
-def test_first_start_at_fixed_port_starts_run_at_once(state_home: Path) -> None:
-    address = _free_address()
-    with _master(address) as (process, _):
-        with Communicator(address, timeout=TIMEOUT_S) as peer:
+def test_first_start_at_fixed_port_starts_run_at_once(state_home: Path, nobody: str) -> None:
+    with _master(nobody) as (process, _):
+        with Communicator(nobody, timeout=TIMEOUT_S) as peer:
             assert peer.world_size == 1
-            assert (_default_directory(state_home, address) / "master.json").exists()
+            assert (_default_directory(state_home, nobody) / "master.json").exists()
         assert _ends(process) == ""
     # Its only peer has left that run, so the next one starts at once, too.
-    with _master(address) as (process, _):
-        with Communicator(address, timeout=TIMEOUT_S) as peer:
+    with _master(nobody) as (process, _):
+        with Communicator(nobody, timeout=TIMEOUT_S) as peer:
             assert peer.world_size == 1
         assert _ends(process) == ""
 
 
-def test_killed_master_continues_run_from_default_directory(state_home: Path) -> None:
-    address = _free_address()
-    with _master(address) as (process, _):
-        peer = Communicator(address, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S)
+def test_killed_master_continues_run_from_default_directory(state_home: Path, nobody: str) -> None:
+    with _master(nobody) as (process, _):
+        peer = Communicator(nobody, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S)
         peer.connect()
-        run = run_status(address).run
+        run = run_status(nobody).run
         process.kill()
         process.wait()
-    with _master(address):
+    with _master(nobody):
         peer.update_topology()
-        assert run_status(address).run == run
+        assert run_status(nobody).run == run
         peer.close()
 
 
 @pytest.mark.parametrize("how", ["--state none", "PCCL_STATE=", "PCCL_STATE=none", "port 0", "--standby-of"])
-def test_no_state_is_kept(state_home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    address = "127.0.0.1:0" if how == "port 0" else _free_address()
-    options = {"--state none": ["--state", "none"], "--standby-of": ["--standby-of", _free_address()]}.get(how, [])
+def test_no_state_is_kept(
+    state_home: Path, monkeypatch: pytest.MonkeyPatch, how: str, new_port: Callable[[], int]
+) -> None:
+    address = "127.0.0.1:0" if how == "port 0" else f"127.0.0.1:{new_port()}"
+    options = {"--state none": ["--state", "none"], "--standby-of": ["--standby-of", f"127.0.0.1:{new_port()}"]}.get(
+        how, []
+    )
     if how.startswith("PCCL_STATE"):
         monkeypatch.setenv("PCCL_STATE", how.partition("=")[2])
     with _master(address, *options, "--found") as (process, _):
@@ -281,9 +274,8 @@ def test_no_state_is_kept(state_home: Path, monkeypatch: pytest.MonkeyPatch, how
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "another master", "no record"])
-def test_unusable_default_directory_is_skipped(state_home: Path, obstacle: str) -> None:
-    address = _free_address()
-    directory = _default_directory(state_home, address)
+def test_unusable_default_directory_is_skipped(state_home: Path, obstacle: str, nobody: str) -> None:
+    directory = _default_directory(state_home, nobody)
     with ExitStack() as resources:
         if obstacle == "a file":
             state_home.touch()
@@ -292,7 +284,7 @@ def test_unusable_default_directory_is_skipped(state_home: Path, obstacle: str) 
             (directory / "master.json").write_text("{")
         else:
             resources.enter_context(_master("127.0.0.1:0", "--state", str(directory)))
-        process, _ = resources.enter_context(_master(address))
+        process, _ = resources.enter_context(_master(nobody))
         stderr = _ends(process)
     assert "this master keeps no durable state: " in stderr
     assert str(state_home) in stderr
@@ -300,9 +292,9 @@ def test_unusable_default_directory_is_skipped(state_home: Path, obstacle: str) 
     assert len(stderr.splitlines()) == 1
 
 
-def test_unusable_state_directory_is_an_error(state_home: Path, command: Command) -> None:
+def test_unusable_state_directory_is_an_error(state_home: Path, command: Command, nobody: str) -> None:
     state_home.touch()
-    done = command("master", "--listen", _free_address(), "--state", str(state_home / "x"))
+    done = command("master", "--listen", nobody, "--state", str(state_home / "x"))
     assert done.returncode == 1
     assert "cannot keep state in" in done.stderr
 
@@ -320,17 +312,16 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_restarted_master_says_which_peers_are_back(
-    state_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    state_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nobody: str
 ) -> None:
     monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.2)
     monkeypatch.setattr("pccl.protocol.wait_reasons.GROWTH", 1.2)
-    address = _free_address()
-    where = address, "--peer-timeout", "10"
-    peers = [Communicator(address, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S) for _ in range(2)]
+    where = nobody, "--peer-timeout", "10"
+    peers = [Communicator(nobody, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S) for _ in range(2)]
     with ExitStack() as resources:
         process, _ = resources.enter_context(_master(*where))
         puppet = subprocess.Popen(
-            [sys.executable, "-c", PUPPET, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PUPPET, nobody], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         resources.enter_context(puppet)
         resources.callback(puppet.kill)
@@ -343,16 +334,16 @@ def test_restarted_master_says_which_peers_are_back(
             killed.wait()
     says = r"master restarted; 2 of 3 peers are back; waiting for peer \d \(the lost one\), \d+ s left"
     with caplog.at_level("WARNING", "pccl"), _master(*where):
-        until(lambda: re.fullmatch(says, run_status(address).recovery), "the status says so")
+        until(lambda: re.fullmatch(says, run_status(nobody).recovery), "the status says so")
         caplog.clear()
-        assert run_status(address).role == "recovering"
+        assert run_status(nobody).role == "recovering"
         warning = rf"an op has waited \d+ s for the run's master \({says}\); "
         until(lambda: any(re.match(warning, text) for text in caplog.messages), "a peer warns")
         assert not [text for text in caplog.messages if "for peer" in text.partition("(")[0]]
         for each in waiting:
             assert "(the lost one) was lost" in str(each.outcome())
         assert [info.world_size for info in together([partial(peer.all_reduce, ones()) for peer in peers])] == [2, 2]
-        until(lambda: run_status(address).recovery == "", "it leads")
+        until(lambda: run_status(nobody).recovery == "", "it leads")
         until(lambda: any("a master leads the run again, after " in text for text in caplog.messages), "peers say so")
         together([peer.close for peer in peers])
 
@@ -362,18 +353,17 @@ def _join(peer: Communicator, world: int) -> None:
     peer.wait_for_peers(world)
 
 
-def test_hold_of_recorded_run_names_option(state_home: Path) -> None:
-    address = _free_address()
-    with _master(address) as (process, _):
-        peer = Communicator(address, timeout=TIMEOUT_S, master_timeout=0.1)
+def test_hold_of_recorded_run_names_option(state_home: Path, nobody: str) -> None:
+    with _master(nobody) as (process, _):
+        peer = Communicator(nobody, timeout=TIMEOUT_S, master_timeout=0.1)
         peer.connect()
         process.kill()
         process.wait()
         with pytest.raises(PCCLError):
             peer.update_topology()
         peer.close()
-    with _master(address) as (process, _):
-        newcomer = Background(lambda: Communicator(address, timeout=2.0).connect())
+    with _master(nobody) as (process, _):
+        newcomer = Background(lambda: Communicator(nobody, timeout=2.0).connect())
         text = str(newcomer.outcome())
         stderr = _ends(process)
     waits = r"the peers of run \w+ in term 1, view 1, peers \[1\], for \d+ s more; if it is over, "

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result, UsageError
 from pccl.cli.status_table import render, span
 from pccl.protocol import messages as m
 from pccl.protocol.codec import Decoder, encode
@@ -135,19 +135,22 @@ def test_kicked_peer_is_told_and_the_others_continue(cluster: Cluster, pccl_stat
     cluster.join(3)
     kicked = run_status(cluster.address).members[1]
     op = cluster[0].all_reduce_async(np.ones(10, np.float32))
+    in_flight = cluster[1].all_reduce_async(np.ones(10, np.float32)).result
     done = pccl_status(cluster.address, "--kick", kicked.name if kicked.name else str(kicked.peer))
     assert (done.returncode, done.stdout) == (1, ""), "all peers of this process have one name"
     assert "3 peers are named" in done.stderr
+    done = pccl_status(cluster.address, "--kick", "")
+    assert (done.returncode, done.stderr) == (1, "pccl status: --kick needs the number or the name of a peer\n")
     done = pccl_status(cluster.address, "--kick", str(kicked.peer))
     assert (done.returncode, done.stderr) == (0, "")
     assert f"peer {kicked.peer} ({kicked.name}) has been removed from the run" in done.stdout
+    for error in (refusal(in_flight), refusal(partial(cluster[1].all_reduce, np.ones(10, np.float32)))):
+        assert type(error) is UsageError, "the calls of peers do match"
+        assert "the operator has removed this peer from the run (pccl status --kick)" in str(error)
+        assert "connect() again" not in str(error)
     error = refusal(op.result)
     assert error.result is Result.RANK_CONNECTION_LOST
     assert "the operator has removed it (pccl status --kick)" in error.message
-    error = refusal(partial(cluster[1].all_reduce, np.ones(10, np.float32)))
-    assert error.result is Result.INVALID_USAGE
-    assert "the operator has removed this peer from the run (pccl status --kick)" in str(error)
-    assert "connect() again" not in str(error)
     together([partial(cluster[at].all_reduce, np.ones(10, np.float32)) for at in (0, 2)])
     status = until(lambda: found if len((found := run_status(cluster.address)).members) == 2 else None, "it is gone")
     assert [loss.reason for loss in status.losses] == ["the operator has removed it (pccl status --kick)"]
@@ -333,7 +336,7 @@ def test_names_are_not_markup() -> None:
 
 
 def test_figures_of_links_and_stragglers_are_shown() -> None:
-    link = LinkTraffic(2, 10**9, 25e6, 0.0605, 0.05, 0.0123, 1_500_000, 0.1, 0.02)
+    link = LinkTraffic(2, 10**9, 25e6, 0.0605, 0.05, 0.0123, 1_500_000, 0.1, 0.02, is_udp=True)
     members = [
         MemberStatus(peer, f"vm:{peer}", 0, "h:1", "accepted", 60.0, traffic=PeerTraffic(links=[link] * (peer == 1)))
         for peer in (1, 2)
@@ -346,7 +349,7 @@ def test_figures_of_links_and_stragglers_are_shown() -> None:
     Console(file=out, width=200).print(render(status))
     text = " ".join(out.getvalue().split())
     assert "12 s 2 (vm:2) straggler peer 2 (vm:2) straggles" in text
-    assert "1 (vm:1) 2 (vm:2) 25.0 MB/s 60.50 ms 50.00 ms 1.2% 1.5 MB 10% 2%" in text
+    assert "1 (vm:1) 2 (vm:2) 25.0 MB/s UDP 60.50 ms 50.00 ms 1.2% 1.5 MB 10% 2%" in text
     metrics = exposition(status)[1].decode()
     assert 'pccl_culprit{kind="straggler",peer="2"} 1.0' in metrics
     assert 'pccl_link_bytes_per_second{peer="1",to="2"} 2.5e+07' in metrics

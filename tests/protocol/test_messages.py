@@ -49,7 +49,7 @@ WIRE = {
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe found",
     "LinkReport": "peer tx_bytes busy_ms= sender_ms= receiver_ms= delivered= resent= "
-    "unacked_bytes= round_trip_us= round_trip_us_min=",
+    "unacked_bytes= round_trip_us= round_trip_us_min= is_udp=",
     "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links= in_ops_ms= op_wait_ms= at_ms= figures=",
     "HeartbeatHello": "protocol run peer auth=",
     "Welcome": "peer run term peer_timeout_s= engine_threads= secret= obstacle=",

@@ -49,8 +49,7 @@ KICKED = "the operator has removed it (pccl status --kick)"
 
 def kicked_out(state: RunState) -> m.Goodbye:
     """Return the last message to a removed peer. The result is one after which programs do not connect again."""
-    text = "the operator has removed this peer from the run (pccl status --kick)"
-    return m.Goodbye(Result.INVALID_USAGE, text, state.secret)
+    return m.Goodbye(Result.INVALID_USAGE, m.KICKED_OUT, state.secret)
 
 
 class Master:

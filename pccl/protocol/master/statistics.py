@@ -234,6 +234,7 @@ def _figures(link: LinkReport, rates: LinkTraffic) -> LinkTraffic:
         round_trip_s=link.round_trip_us / 1e6,
         round_trip_s_min=link.round_trip_us_min / 1e6,
         unacked_bytes=link.unacked_bytes,
+        is_udp=link.is_udp,
     )
 
 

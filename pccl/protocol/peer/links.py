@@ -106,6 +106,7 @@ class Links:
     def __init__(self, outbox: Outbox, connections: int, may_grow: bool) -> None:
         """`connections` is the initial number per link; it increases later if `may_grow`."""
         self.may_grow = may_grow
+        self.may_use_udp = True
         self.engine_threads = 1
         self.peer_timeout_s = 0.0
         self._outbox = outbox
@@ -268,7 +269,7 @@ class Links:
             self._grow(found, thread, limit)
         elif thread in found.udp:
             found.udp[thread] = max(found.udp[thread], limit)
-        elif self._udp_failures.get(found.peer, 0) < UDP_TRIES:
+        elif self.may_use_udp and self._udp_failures.get(found.peer, 0) < UDP_TRIES:
             found.udp[thread] = limit
             text = f"{CAUSES[limit]} the link with peer {found.peer}: trying UDP"
             self._outbox.emit(PeerLog("info", text, {"other": found.peer}))

@@ -182,6 +182,8 @@ class LinkCounters:
     """The number of ops that wait for data which the peer sends or forwards."""
     undone_ops: int = 0
     """Number of ops that are done here but lack the peer's DONE."""
+    is_udp: int = 0
+    """1 while a connection over UDP carries the link's data."""
 
 
 COUNTERS = [field.name for field in fields(LinkCounters) if field.name not in ("link", "thread")]

@@ -40,6 +40,10 @@ class Datagrams:
         self.sock.close()
 
 
+def is_available() -> bool:
+    return sys.platform.startswith("linux") and bool(number_of("PCCL_UDP", 1, 1))
+
+
 def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
@@ -64,7 +68,7 @@ def open_offered(stream: trio.socket.SocketType, secret: bytes, port: int) -> Da
 
 
 def _bound(stream: trio.socket.SocketType, port: int) -> socket.socket:
-    if not sys.platform.startswith("linux") or not number_of("PCCL_UDP", 1, 1):
+    if not is_available():
         raise OSError(errno.EOPNOTSUPP, "no UDP on this system, or PCCL_UDP is 0")
     sock = socket.socket(stream.family, socket.SOCK_DGRAM)
     try:

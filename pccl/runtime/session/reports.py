@@ -72,6 +72,7 @@ class _Link:
             sum(thread.unacked_bytes for thread in threads),
             max((thread.round_trip_us for thread in threads), default=0),
             min((thread.round_trip_us_min for thread in threads if thread.round_trip_us_min), default=0),
+            any(thread.is_udp for thread in threads),
         )
 
 

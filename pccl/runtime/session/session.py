@@ -28,7 +28,7 @@ from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.network import addresses
+from pccl.runtime.network import addresses, datagrams
 from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.session.control import CallReasons, Control, Heartbeats
@@ -95,6 +95,7 @@ class PeerSession:
         self._engine = engine
         self._machine = machine = Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
+        machine.links.may_use_udp = datagrams.is_available()
         self._master = master = MasterConnection(connection, address)
         self._logger = about = AboutLogger(logger, self._about)
         self._lifetime = lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))

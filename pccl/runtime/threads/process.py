@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import weakref
+from difflib import get_close_matches
 from typing import Any
 
 logger = logging.getLogger("pccl")
@@ -44,6 +45,27 @@ def clock_name() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/time')}"
     except OSError:
         return f"{socket.gethostname()}/{os.getpid()}"
+
+
+VARIABLES = (
+    *("PCCL_MASTER", "PCCL_RUN", "PCCL_TOKEN", "PCCL_ENCRYPT", "PCCL_TLS_CA", "PCCL_TLS_CERT", "PCCL_TLS_KEY"),
+    *("PCCL_LISTEN", "PCCL_ADVERTISE", "PCCL_UDP", "PCCL_SHM", "PCCL_PINNED_BYTES"),
+    *("PCCL_PEER_TIMEOUT", "PCCL_MASTER_TIMEOUT", "PCCL_STATE", "PCCL_ENGINE_THREADS"),
+    *("PCCL_LOG_LEVEL", "PCCL_LOG_FORMAT", "PCCL_FLIGHT_RECORDS", "PCCL_TRACE_DIR", "PCCL_TRACE_HANG"),
+    *("PCCL_LAUNCH_INDEX", "PCCL_LAUNCH_COUNT"),
+)
+"""All environment variables that pccl reads."""
+PREFIX = "PCCL_"
+CLOSE = 0.65
+"""The similarity from which a name counts as a misspelled variable."""
+
+
+def warn_of_misspelled() -> None:
+    """Warn of environment variables that resemble one of pccl's."""
+    for name in sorted(os.environ.keys() - set(VARIABLES)):
+        known = [each.removeprefix(PREFIX) for each in VARIABLES]
+        if name.startswith(PREFIX) and (close := get_close_matches(name.removeprefix(PREFIX), known, 1, CLOSE)):
+            logger.warning("the environment variable %s is not one of pccl's: is it %s%s?", name, PREFIX, close[0])
 
 
 _warned_of: set[str] = set()

@@ -100,6 +100,12 @@ def test_lossy_link_tries_udp_before_it_grows(rig: Rig, limit: Limit) -> None:
     assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [True], "the way to another peer"
 
 
+def test_link_grows_at_once_where_udp_is_turned_off(rig: Rig) -> None:
+    rig.machine.links.may_grow, rig.machine.links.may_use_udp = True, False
+    rig.machine.link_limited(rig.links[1], limit=Limit.LOSS)
+    assert [effect.over_udp for effect in of(ps.AddConnections, rig.effects())] == [False]
+
+
 def test_far_link_starts_with_udp_and_grows_if_that_fails(rig: Rig) -> None:
     rig.machine.links.may_grow = True
     rig.machine.link_limited(rig.links[1], limit=Limit.START, round_trip_s=UDP_START_S)

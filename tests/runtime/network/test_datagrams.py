@@ -13,6 +13,7 @@ from pccl.protocol.peer.links import Limit, Links
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import datagrams
 from pccl.runtime.network.datagrams import SECRET_BYTES, Datagrams
+from pccl.status import run_status
 from tests.runtime.network.test_shared_memory import check_sums
 from tests.support.cluster import Cluster, until
 
@@ -113,7 +114,20 @@ def test_link_stays_on_tcp_where_one_end_has_no_udp(function: str, seen: Seen, m
 def test_without_the_variable_links_use_tcp(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_UDP", "0")
     reduce_among(2, lambda: Limit.LOSS in seen.grown)
-    assert seen.added == []
+    assert (seen.added, seen.lost) == ([], []), "it is not tried"
+
+
+def test_status_shows_links_that_use_udp(master: MasterNode, seen: Seen) -> None:
+    cluster = Cluster(master.address)
+    cluster.join(2)
+
+    def are_shown() -> bool:
+        check_sums(cluster)
+        links = [link for member in run_status(master.address).members for link in member.traffic.links]
+        return len(links) == 2 and all(link.is_udp for link in links)
+
+    until(are_shown, "both directions use UDP")
+    cluster.close_all()
 
 
 @pytest.mark.parametrize(("secret", "port"), [(b"", 1), (bytes(SECRET_BYTES), 0), (bytes(SECRET_BYTES), 65536)])
