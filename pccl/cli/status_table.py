@@ -116,14 +116,16 @@ def _traffic(status: RunStatus) -> Iterable[Table]:
     if known:
         known.sort(key=lambda each: each[1].tx_bytes_per_s)
         table = _table("from", "to", title=_titled("Traffic of links", len(known)))
-        for column in ("sends", "over", "rtt now", "min rtt", "resent", "unacked", "sender-lim.", "receiver-lim."):
+        has_udp = any(link.is_udp for _, link in known)
+        udp = ["over"] * has_udp
+        for column in ("sends", *udp, "rtt now", "min rtt", "resent", "unacked", "sender-lim.", "receiver-lim."):
             table.add_column(column, justify="right")
         for peer, link in known[:LINKS_SHOWN]:
             table.add_row(
                 _in_brief(status, peer),
                 _in_brief(status, link.peer),
                 f"{size(link.tx_bytes_per_s)}/s",
-                "UDP" if link.is_udp else "TCP",
+                *["UDP" if link.is_udp else ""] * has_udp,
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 f"{link.round_trip_s_min * 1e3:.2f} ms",
                 f"{link.resent_share:.1%}",

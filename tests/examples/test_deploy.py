@@ -3,6 +3,7 @@ are here, else with a stand-in for the scheduler only. CI runs the linters too."
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,8 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pccl.status import Course, Finding, LinkTraffic, MemberStatus, PeerTraffic, RunStatus, Totals
+from pccl.web.prometheus import exposition
 from tests.conftest import Command
 from tests.support.streams import TIMEOUT_S
 
@@ -33,6 +37,26 @@ def _executable(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+def test_grafana_board_shows_metrics_that_exist() -> None:
+    link = LinkTraffic(2, 1, 1.0)
+    member = MemberStatus(
+        *(1, "vm:1", 0, "h:1", "accepted", 1.0), traffic=PeerTraffic(links=[link]), figures={"step": 1.0, "loss": 1.0}
+    )
+    run = RunStatus("r", 1, "1", 1.0, 5.0, 1, False, [], [member], Totals(), Course(1.0, []), [], [])
+    run = msgspec.structs.replace(run, findings=[Finding("straggler", 1, 0, "", 1.0)])
+    exported = exposition(run)[1].decode()
+    known = {
+        name: set(re.findall(r'(\w+)="', labels)) for name, labels in re.findall(r"^(pccl_\w+)(.*)$", exported, re.M)
+    }
+    board = json.loads((DEPLOY / "grafana" / "pccl.json").read_text())
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            (name,) = re.findall(r"pccl_\w+", target["expr"])
+            used = {*re.findall(r'(\w+)=~?"', target["expr"]), *re.findall(r"{{(\w+)}}", target["legendFormat"])}
+            assert used - {"job"} <= known[name], panel["title"]
+    assert len(board["panels"]) >= 10
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
