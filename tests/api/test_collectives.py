@@ -296,22 +296,22 @@ def test_mismatch_is_reported_to_all(cluster_of: ClusterOf, algorithm: ReduceAlg
     fails_for_all(
         cluster,
         lambda peer, i: peer.all_gather(x[i][: 3 + i % 2], algorithm=algorithm),
-        *(Result.INVALID_ARGUMENT, "all_gather of 9 x DOUBLE", "all_gather of 12 x DOUBLE"),
+        *(Result.INVALID_ARGUMENT, "all_gather of 9 x float64", "all_gather of 12 x float64"),
     )
     fails_for_all(
         cluster,
         lambda peer, i: peer.broadcast(x[i], root=i // 2, algorithm=algorithm),
-        *(Result.INVALID_ARGUMENT, "broadcast of 6 x DOUBLE from rank 0", "broadcast of 6 x DOUBLE from rank 1"),
+        *(Result.INVALID_ARGUMENT, "broadcast of 6 x float64 from rank 0", "broadcast of 6 x float64 from rank 1"),
     )
     fails_for_all(
         cluster,
         lambda peer, i: peer.all_gather(x[i], algorithm=algorithm) if i else peer.all_reduce(x[i], op=ReduceOp.MAX),
-        *(Result.INVALID_USAGE, "different ops with the same tag", "all_gather of 18 x DOUBLE", "MAX of 6 x DOUBLE"),
+        *(Result.INVALID_USAGE, "different ops with the same tag", "all_gather of 18 x float64", "MAX of 6 x float64"),
     )
     fails_for_all(
         cluster,
         lambda peer, i: peer.barrier(tag=3) if i else peer.broadcast(x[i], root=0, tag=3, algorithm=algorithm),
-        *(Result.INVALID_USAGE, "barrier of 0", "broadcast of 6 x DOUBLE"),
+        *(Result.INVALID_USAGE, "barrier of 0", "broadcast of 6 x float64"),
     )
     assert all(np.array_equal(array, np.arange(6.0)) for array in x)
 

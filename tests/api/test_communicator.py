@@ -198,11 +198,11 @@ def quantized(dtype: DataType) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("one", "other", "say"),
     [
-        ((ones(8), SUM, {}), (ones(9), SUM, {}), ("8 x FLOAT", "9 x FLOAT")),
-        ((ones(8), SUM, {}), (np.ones(8, np.int32), SUM, {}), ("8 x FLOAT", "8 x INT32")),
+        ((ones(8), SUM, {}), (ones(9), SUM, {}), ("8 x float32", "9 x float32")),
+        ((ones(8), SUM, {}), (np.ones(8, np.int32), SUM, {}), ("8 x float32", "8 x int32")),
         ((ones(8), SUM, {}), (ones(8), ReduceOp.MAX, {}), ("SUM of", "MAX of")),
-        ((ones(8), SUM, {}), (ones(8), SUM, quantized(DataType.UINT8)), ("x FLOAT", "MIN_MAX to UINT8")),
-        ((ones(0), SUM, {}), (ones(1), SUM, {}), ("0 x FLOAT", "1 x FLOAT")),
+        ((ones(8), SUM, {}), (ones(8), SUM, quantized(DataType.UINT8)), ("x float32", "MIN_MAX to UINT8")),
+        ((ones(0), SUM, {}), (ones(1), SUM, {}), ("0 x float32", "1 x float32")),
     ],
 )
 @pytest.mark.parametrize("odd", [0, 1, 2])
@@ -226,7 +226,7 @@ def test_mismatch_names_peers(cluster: Cluster, algorithm: ReduceAlgorithm) -> N
     cluster.join(4)
     errors = cluster.outcomes(lambda peer, i: peer.all_reduce(ones(11 + i), op=SUM, algorithm=algorithm))
     for error in errors:
-        found = re.findall(r"peer (\d) has \w+ of (\d+) x FLOAT", str(error))
+        found = re.findall(r"peer (\d) \(\S+:\d+\) has \w+ of (\d+) x float32", str(error))
         assert len(found) == 2, error
         assert all(int(count) == 10 + int(peer) for peer, count in found), error
 

@@ -223,8 +223,8 @@ def test_mismatch_is_reported_to_all(cluster_of: ClusterOf) -> None:
         lambda peer, rank: peer.all_to_all(
             np.zeros(4 if rank == 1 else 3), send_counts=[1, 1, 2] if rank == 1 else [1, 1, 1], recv_counts=[1, 1, 1]
         ),
-        *(Result.INVALID_ARGUMENT, " has all_to_all that takes 1 x DOUBLE", " has all_to_all that gives "),
-        *("peer 2 has ", "peer 3 has "),
+        *(Result.INVALID_ARGUMENT, " has all_to_all that takes 1 x float64", " has all_to_all that gives "),
+        *("peer 2 (", "peer 3 ("),
     )
     fails_for_all(
         cluster,
@@ -234,17 +234,17 @@ def test_mismatch_is_reported_to_all(cluster_of: ClusterOf) -> None:
     fails_for_all(
         cluster,
         lambda peer, rank: peer.gather(x, root=rank // 2),
-        *(Result.INVALID_ARGUMENT, "gather of 18 x DOUBLE to rank 0", "gather of 18 x DOUBLE to rank 1"),
+        *(Result.INVALID_ARGUMENT, "gather of 18 x float64 to rank 0", "gather of 18 x float64 to rank 1"),
     )
     fails_for_all(
         cluster,
         lambda peer, rank: peer.scatter(x, x[:2].copy(), root=0) if rank else peer.gather(x[:2], root=0),
-        *(Result.INVALID_USAGE, "gather of 6 x DOUBLE to rank 0", "scatter of 6 x DOUBLE from rank 0"),
+        *(Result.INVALID_USAGE, "gather of 6 x float64 to rank 0", "scatter of 6 x float64 from rank 0"),
     )
     fails_for_all(
         cluster,
         lambda peer, rank: peer.reduce(x, op=ReduceOp.SUM if rank else ReduceOp.MAX, root=2),
-        *(Result.INVALID_ARGUMENT, "reduce SUM of 6 x DOUBLE to rank 2", "reduce MAX of 6 x DOUBLE to rank 2"),
+        *(Result.INVALID_ARGUMENT, "reduce SUM of 6 x float64 to rank 2", "reduce MAX of 6 x float64 to rank 2"),
     )
     fails_for_all(
         cluster,

@@ -33,7 +33,7 @@ def test_mismatch_fails_both_ends() -> None:
             [lambda: cluster[0].send(np.arange(3), dst=1), lambda: cluster[1].recv(np.zeros(4, int), src=0)]
         )
         assert results(found) == [Result.INVALID_ARGUMENT] * 2
-        assert all("send of 3 x INT64" in str(error) and "send of 4 x INT64" in str(error) for error in found)
+        assert all("send of 3 x int64" in str(error) and "send of 4 x int64" in str(error) for error in found)
         assert cluster.each(lambda peer, _: peer.barrier().world_size) == [3] * 3
 
 

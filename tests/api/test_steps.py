@@ -78,7 +78,9 @@ def test_mismatched_steps_fail_on_all(three_peers: Cluster, name: str) -> None:
         for odd in range(3):
             texts = fails_for_all(three_peers, call, [7 if i == odd else 8 for i in range(3)])
             for text in texts:
-                found = re.search(r"peer (\d) (?:reduces|is at) step (\d) but peer (\d) (?:reduces|is at) step", text)
+                found = re.search(
+                    r"peer (\d) \S+ (?:reduces|is at) step (\d) but peer (\d) \S+ (?:reduces|is at) step", text
+                )
                 assert found, text
                 assert (int(found[2]) == 7) == (int(found[1]) == odd + 1)
                 assert "one of them has missed or repeated a step" in text
@@ -89,7 +91,7 @@ def test_mismatched_steps_fail_on_all(three_peers: Cluster, name: str) -> None:
 
 def test_a_step_or_none_is_part_of_what_is_compared(three_peers: Cluster) -> None:
     for text in fails_for_all(three_peers, reduce_at, [0, None, 0]):
-        assert re.search(r"gives (no step but peer \d gives step 0|step 0 but peer 2 gives no step)", text)
+        assert re.search(r"gives (no step but peer \d \S+ gives step 0|step 0 but peer 2 \S+ gives no step)", text)
         assert "the same step, or none" in text
     assert three_peers.each(reduce_once) == [3] * 3
 

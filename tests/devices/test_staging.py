@@ -211,8 +211,8 @@ def test_mismatch_between_device_and_cpu(three_peers: Cluster, devices: list[Fak
     held: list[Any] = [devices[0].array(values(0)), values(1, 20), devices[2].array(values(2))]
     failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
     assert results(failed) == [Result.INVALID_ARGUMENT] * WORLD
-    assert "20 x FLOAT" in str(failed[0])
-    assert f"{COUNT} x FLOAT" in str(failed[0])
+    assert "20 x float32" in str(failed[0])
+    assert f"{COUNT} x float32" in str(failed[0])
     np.testing.assert_array_equal(held[1], values(1, 20))
     calls = [partial(three_peers[0].all_reduce, held[0], op=SUM), *(peer.all_gather for peer in three_peers.peers[1:])]
     failed = outcomes([calls[0], *(partial(call, values(1)) for call in calls[1:])])

@@ -263,9 +263,9 @@ def describe(shape: Any, with_dimensions: bool, *, is_mine: bool = False) -> str
     is_exchange = shape.collective == Collective.ALL_TO_ALL
     if is_exchange:
         verbs = ("takes", "gives") if is_mine else ("gives", "takes")
-        text += f" that {verbs[0]} {shape.count} x {_name(DataType, shape.dtype)} and {verbs[1]} {shape.root}"
+        text += f" that {verbs[0]} {shape.count} x {_dtype_name(shape.dtype)} and {verbs[1]} {shape.root}"
     else:
-        text += f" of {shape.count} x {_name(DataType, shape.dtype)}"
+        text += f" of {shape.count} x {_dtype_name(shape.dtype)}"
     if with_dimensions:
         described = _describe_dimensions(shape.dimensions)
         text += described.replace(" of shape", ", rows of shape") if is_exchange else described
@@ -286,6 +286,11 @@ def describe_engine(shape: Any) -> str:
         f"{_name(ReduceAlgorithm, shape.algorithm)}, world {shape.world_size}, segments of {shape.segment_bytes} bytes"
     )
     return f" ({text}, slice {shape.slice} of {shape.last_slice + 1})" if shape.last_slice else f" ({text})"
+
+
+def _dtype_name(dtype: int) -> str:
+    """Return an element type as NumPy and torch name it."""
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name := _name(DataType, dtype), name.lower())
 
 
 def _name(kind: Any, value: int) -> str:

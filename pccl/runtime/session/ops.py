@@ -25,6 +25,7 @@ from typing import Protocol
 
 import trio
 
+from pccl.protocol.names import peers_named
 from pccl.protocol.peer import effects as ps
 from pccl.protocol.peer.machine import Peer
 from pccl.runtime.data_plane import events
@@ -411,9 +412,11 @@ class Ops:
         other = machine.peer_at(event.link)
         if op is not None and event.rank is not None and event.rank != op.rank:
             other = op.ring[event.rank]
-        who = "another peer" if other is None else f"peer {other}"
-        lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
-        mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
+        me, who = peers_named([machine.peer], machine.name_of), "another peer"
+        if other is not None:
+            who = peers_named([other], machine.name_of)
+        lead = f"{event.steps.text(me, who)}: " if event.steps is not None else ""
+        mine, theirs = f"{me} has {event.mine}", f"{who} has {event.theirs}"
         text = f"{lead}peers called {what}: {mine}, {theirs}"
         machine.op_mismatch(event.op, text, event.is_other_call)
 
