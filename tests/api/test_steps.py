@@ -131,7 +131,7 @@ def test_steps_with_device_arrays(three_peers: Cluster, devices: list[FakeDevice
     for odd in range(3):
         three_peers.each(lambda peer, i: reduce_here(peer, i, 8))
         for text in fails_for_all(three_peers, reduce_here, [7 if i == odd else 8 for i in range(3)]):
-            assert re.search(r"reduces step (7|8) but peer \d reduces step (7|8)", text), text
+            assert re.search(r"reduces step (7|8) but peer \d \S+ reduces step (7|8)", text), text
     three_peers.each(lambda peer, i: reduce_here(peer, i, None))
 
 
