@@ -366,8 +366,7 @@ class Supervisor:
     def _tell_how_to_join(self, address: str) -> None:
         options, count = self._options, self._options.nodes.count
         host, _, port = address.rpartition(":")
-        is_open = host in ("0.0.0.0", "[::]")
-        master = f"{socket.gethostname() if is_open else host}:{port}"
+        master = f"{socket.gethostname() if host in ('0.0.0.0', '[::]') else host}:{port}"
         where = "terminal of this machine" if host in ("127.0.0.1", "[::1]") else "machine"
         script = shlex.join(options.command[1:])
         token = "PCCL_TOKEN=... " if os.environ.get("PCCL_TOKEN") else ""

@@ -289,7 +289,6 @@ def describe_engine(shape: Any) -> str:
 
 
 def _dtype_name(dtype: int) -> str:
-    """Return an element type as NumPy and torch name it."""
     return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name := _name(DataType, dtype), name.lower())
 
 

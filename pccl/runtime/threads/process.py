@@ -55,17 +55,14 @@ VARIABLES = (
     *("PCCL_LAUNCH_INDEX", "PCCL_LAUNCH_COUNT"),
 )
 """All environment variables that pccl reads."""
-PREFIX = "PCCL_"
-CLOSE = 0.65
-"""The similarity from which a name counts as a misspelled variable."""
 
 
 def warn_of_misspelled() -> None:
     """Warn of environment variables that resemble one of pccl's."""
+    known = [each.removeprefix("PCCL_") for each in VARIABLES]
     for name in sorted(os.environ.keys() - set(VARIABLES)):
-        known = [each.removeprefix(PREFIX) for each in VARIABLES]
-        if name.startswith(PREFIX) and (close := get_close_matches(name.removeprefix(PREFIX), known, 1, CLOSE)):
-            logger.warning("the environment variable %s is not one of pccl's: is it %s%s?", name, PREFIX, close[0])
+        if name.startswith("PCCL_") and (close := get_close_matches(name.removeprefix("PCCL_"), known, 1, cutoff=0.65)):
+            logger.warning("the environment variable %s is not one of pccl's: is it PCCL_%s?", name, close[0])
 
 
 _warned_of: set[str] = set()
