@@ -28,7 +28,8 @@ from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.compression import Compressor
-from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
+from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterStep
+from pccl.training.diloco.outer import OuterOptimizer
 from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
 from pccl.training.group.relaunch import CompressionWord
@@ -74,7 +75,7 @@ class AsyncDiLoCo(OuterLoop):
         model: Any,
         inner: Stateful | None = None,
         *,
-        outer: OuterNesterov | None = None,
+        outer: OuterOptimizer | None = None,
         quantization: QuantizationOptions | None = None,
         compression: CompressionWord | None = None,
         tag: int = 0,
@@ -163,7 +164,7 @@ class AsyncDiLoCo(OuterLoop):
                 part.write(outer)
             else:
                 start = self._start[:count]
-                self._outer.look_ahead(outer, self._momentum[fragment.place], gradient, start)
+                self._outer.look_ahead(outer, self._momentum[..., fragment.place], gradient, start)
                 part.write(start)
                 self._launch(fragment, gradient, weight, is_finite)
             step.end()
