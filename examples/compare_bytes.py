@@ -44,6 +44,12 @@ def diloco(inner: int, rate: float, momentum: float, more: str = "") -> Method:
     return Method("diloco_gpt.py", inner, f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}")
 
 
+def late(rate: float, momentum: float, more: str) -> Method:
+    """Asynchronous DiLoCo."""
+    arguments = f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}"
+    return Method("async_diloco_gpt.py", 50, arguments)
+
+
 MUON = "--optimizer muon"
 METHODS = {
     "ddp": ddp(),
@@ -70,6 +76,16 @@ METHODS = {
     "dct 256": diloco(50, 1.0, 0, "--compression dct=256"),
     "muon dct 256": diloco(50, 1.0, 0, f"{MUON} --compression dct=256"),
     "randomk 1/16": diloco(50, 1.0, 0, "--compression randomk=0.0625"),
+    "outer sgd": diloco(50, 1.0, 0),
+    "outer adam": diloco(50, 0.02, 0.9, "--outer adam"),
+    "outer momentum": diloco(50, 0.7, 0.7, "--outer momentum"),
+    "async": late(0.7, 0.9, "--fragments 1"),
+    "async share": late(0.7, 0.9, "--fragments 1 --ahead share"),
+    "co2": late(0.7, 0.7, "--fragments 1 --outer momentum --outer-clip 0.1"),
+    "overlap 5": late(0.7, 0.9, "--fragments 1 --overlap 5"),
+    "overlap 5 mixing": late(0.7, 0.9, "--fragments 1 --overlap 5 --mixing 0.5"),
+    "streaming": late(0.7, 0.9, "--fragments 5 --overlap 5 --mixing 0.5"),
+    "streaming 4-bit": late(0.7, 0.9, "--fragments 5 --overlap 5 --mixing 0.5 --compression 4bit"),
 }
 CHURN = " with kills"
 Results = dict[str, dict[str, dict[str, Any]]]

@@ -19,7 +19,7 @@ from common.gpt import CONTEXT
 from common.run import prepare
 
 from pccl import Communicator
-from pccl.training import DiLoCo, OuterNesterov
+from pccl.training import DiLoCo
 
 run = prepare("Trains a small GPT with DiLoCo.", is_unequal=True)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
@@ -29,7 +29,7 @@ with Communicator() as communicator:
         communicator,
         model,
         trainer.optimizer,
-        outer=OuterNesterov(options.outer_learning_rate, options.outer_momentum),
+        outer=run.outer,
         quantization=run.quantization,
         compression=run.compression,
         inner_steps=options.inner,
