@@ -31,17 +31,19 @@ class Method:
     inner: int
     """Inner steps per outer step."""
     arguments: str = ""
+    of_last_peer: str = ""
 
     def kind(self, kill_every: int) -> Kind:
-        return Kind(self.script, tuple(self.arguments.split()), kill_every, KILLS)
+        return Kind(self.script, tuple(self.arguments.split()), kill_every, KILLS, tuple(self.of_last_peer.split()))
 
 
 def ddp(arguments: str = "") -> Method:
     return Method("ddp_gpt.py", 50, arguments)
 
 
-def diloco(inner: int, rate: float, momentum: float, more: str = "") -> Method:
-    return Method("diloco_gpt.py", inner, f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}")
+def diloco(inner: int, rate: float, momentum: float, more: str = "", of_last_peer: str = "") -> Method:
+    arguments = f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}"
+    return Method("diloco_gpt.py", inner, arguments, of_last_peer)
 
 
 def late(rate: float, momentum: float, more: str) -> Method:
@@ -79,6 +81,9 @@ METHODS = {
     "outer sgd": diloco(50, 1.0, 0),
     "outer adam": diloco(50, 0.02, 0.9, "--outer adam"),
     "outer momentum": diloco(50, 0.7, 0.7, "--outer momentum"),
+    "slow peer": diloco(50, 0.7, 0.9, "", "--slow 2"),
+    "slow peer, weighted": diloco(50, 0.7, 0.9, "--weighted", "--slow 2"),
+    "fedfix": diloco(50, 0.7, 0.9, "", "--slow 2 --late"),
     "async": late(0.7, 0.9, "--fragments 1"),
     "async share": late(0.7, 0.9, "--fragments 1 --ahead share"),
     "co2": late(0.7, 0.7, "--fragments 1 --outer momentum --outer-clip 0.1"),

@@ -16,6 +16,7 @@ As in the paper, the model is pretrained: every peer takes the same steps before
 """
 
 from common.gpt import CONTEXT
+from common.late import LateUpdates
 from common.run import prepare
 
 from pccl import Communicator
@@ -38,10 +39,15 @@ with Communicator() as communicator:
     run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or joins a run in progress
     progress.begin()
+    late = LateUpdates(diloco, model, options.slow) if options.late else None
     while diloco.revision < options.steps:
-        first, count = diloco.revision * options.inner, diloco.inner_steps
+        first, count = diloco.revision * options.inner, diloco.inner_steps // options.slow
+        if late is not None:
+            late.resume()
         loss = sum(trainer.step(first + i) for i in range(count)) / count
         tokens = count * options.batch * CONTEXT
+        if late is not None:
+            late.contribute()
         step = diloco.outer_step(weight=tokens if options.weighted else None)
         run.save(diloco)
         progress.add(

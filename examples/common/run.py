@@ -85,6 +85,8 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
             "--steps-by-speed", action="store_true", help="--inner is for the fastest peer; slower ones take fewer"
         )
         parser.add_argument("--weighted", action="store_true", help="weight peers by the tokens they have trained on")
+        parser.add_argument("--slow", type=int, default=1, metavar="N", help="take only 1/N of the inner steps")
+        parser.add_argument("--late", action="store_true", help="with --slow: contribute only every N outer steps")
     if fragments is not None:
         parser.add_argument(
             "--fragments", type=int, default=fragments, help="model parts averaged in turn (default: %(default)s)"
