@@ -19,7 +19,8 @@ step handles one of them. Each fragment is averaged once every H inner steps, an
 `mixing` alpha, the local parameters become alpha * local + (1 - alpha) * outer, without a look-ahead.
 
 *Joins.* Newcomers are admitted on the first fragment's turn: all peers apply the average in flight, compute and apply
-the next one at once, admit the newcomers and synchronize.
+the next one at once, admit the newcomers and synchronize. With `overlap`, no average is in flight after the last
+fragment's has been applied, and newcomers are admitted there.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class AsyncDiLoCo(OuterLoop):
                 raise ValueError(f"mixing {mixing}: must be at least 0 and below 1, without ahead=")
             if overlap is None and fragments == 1:
                 raise ValueError("mixing needs overlap= or several fragments")
-        given = [each for each in (overlap, mixing) if each is not None] + [ahead] * (ahead != "own")
+        knobs = (overlap, mixing, ahead)
         if isinstance(compression, Compressor):
             raise TypeError(f"compression {compression!r}: AsyncDiLoCo takes only words, DiLoCo also compressors")
         super().__init__(
@@ -138,7 +139,7 @@ class AsyncDiLoCo(OuterLoop):
             buffers=buffers,
             check_every=check_every,
             compare_inner=compare_inner,
-            alike=("fragments", fragments, overlap, mixing, ahead) if given else ("fragments", fragments),
+            alike=("fragments", fragments, *(knobs if knobs != (None, None, "own") else ())),
             inner_steps=inner_steps,
             steps=steps,
             on_nonfinite=on_nonfinite,
@@ -168,9 +169,9 @@ class AsyncDiLoCo(OuterLoop):
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
         """Apply the average in flight, launch the next fragment's, and write the parameters to continue from.
 
-        A group call. It waits only if other peers or the network are slower than this peer's inner steps. Arguments
-        and errors are those of `DiLoCo.outer_step`, but a fragment's weight is the sum of the weights since its last
-        turn.
+        With `overlap`, a call does only one of the first two. A group call. It waits only if other peers or the network
+        are slower than this peer's inner steps. Arguments and errors are those of `DiLoCo.outer_step`, but a fragment's
+        weight is the sum of the weights since its last turn.
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
@@ -192,7 +193,9 @@ class AsyncDiLoCo(OuterLoop):
             step.begin()
             step.world_size = self._land(step)
             self._replicated.land_comparison()
-        self._weights = weights or self._weights
+            self._weights = weights or self._weights
+            if landing is self._fragments[-1]:
+                step.admit()
         self._carry_on(landing)
 
     def _take_turn(self, step: GroupStep, weights: list[float] | None) -> None:
@@ -214,7 +217,7 @@ class AsyncDiLoCo(OuterLoop):
             step.world_size = self._land(step)
             self._replicated.land_comparison()
             self._weights = weights or self._weights  # if the call failed before, a retry passes the weight again
-            if fragment is self._fragments[0] and step.must_admit():
+            if self._overlap is None and fragment is self._fragments[0] and step.must_admit():
                 self._launch(fragment, gradient, weight, is_finite)
                 step.world_size = self._land(step)
                 step.admit()
