@@ -13,6 +13,7 @@ from common.run import prepare
 
 from pccl import Communicator
 from pccl.training import AsyncDiLoCo, OuterStep
+from pccl.training.compression import Compressor
 
 run = prepare("Trains a small GPT with asynchronous DiLoCo.", fragments=2)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
@@ -20,6 +21,9 @@ inner, rest = divmod(options.inner, options.fragments)
 if rest:
     raise SystemExit(f"--inner {options.inner} is not a multiple of --fragments {options.fragments}")
 total = options.steps * options.fragments
+compression = run.compression
+if isinstance(compression, Compressor):
+    raise SystemExit("--compression: asynchronous DiLoCo takes only 8bit, 4bit, 2bit and 1bit")
 
 with Communicator() as communicator:
     diloco = AsyncDiLoCo(
@@ -28,7 +32,7 @@ with Communicator() as communicator:
         trainer.optimizer,
         outer=run.outer,
         quantization=run.quantization,
-        compression=run.compression,
+        compression=compression,
         fragments=options.fragments,
         inner_steps=inner,
         overlap=options.overlap,
