@@ -5,31 +5,45 @@
 The model consists of two fragments, which are averaged in turn, one every 25 inner steps. So each is averaged once in
 50 inner steps, and its update is applied 25 inner steps late (`--fragments 1`: the whole model, 50 late). The column
 "waited s" is the time that peer 0 waited for the network (and, on one machine, for slower peers). Peers may be killed
-or join at any time. Options and commands between hosts are those of diloco_gpt.py.
+or join at any time. Options and commands between hosts are those of diloco_gpt.py. As in Streaming DiLoCo, `--overlap 5
+--mixing 0.5` applies each average after 5 inner steps, and mixes it with the local parameters.
 """
 
 from common.run import prepare
 
 from pccl import Communicator
-from pccl.training import AsyncDiLoCo, OuterNesterov, OuterStep
+from pccl.training import AsyncDiLoCo, OuterStep
+from pccl.training.compression import Compressor
 
 run = prepare("Trains a small GPT with asynchronous DiLoCo.", fragments=2)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
 inner, rest = divmod(options.inner, options.fragments)
 if rest:
     raise SystemExit(f"--inner {options.inner} is not a multiple of --fragments {options.fragments}")
+total = options.steps * options.fragments
+compression = run.compression
+if isinstance(compression, Compressor):
+    raise SystemExit("--compression: asynchronous DiLoCo takes only 8bit, 4bit, 2bit and 1bit")
 
 with Communicator() as communicator:
     diloco = AsyncDiLoCo(
         communicator,
         model,
         trainer.optimizer,
-        outer=OuterNesterov(options.outer_learning_rate, options.outer_momentum),
+        outer=run.outer,
         quantization=run.quantization,
+        compression=compression,
         fragments=options.fragments,
+        inner_steps=inner,
+        overlap=options.overlap,
+        mixing=options.mixing,
+        ahead=options.ahead,
     )
 
-    def show(steps: list[OuterStep], loss: float) -> None:
+    def has_landed() -> bool:
+        return diloco.revision == diloco.outer_steps
+
+    def show(steps: list[OuterStep], loss: float, *, is_last: bool = False) -> None:
         # The model holds this peer's own parameters, but the common ones are validated.
         validation_loss = None
         if progress.is_shown:
@@ -47,6 +61,8 @@ with Communicator() as communicator:
             sum(step.tx_bytes for step in steps),
             sum(step.waited_s for step in steps),
             diloco.digest(),
+            communicator.stats,
+            run.test_loss(is_last),
         )
 
     run.resume(diloco)
@@ -54,16 +70,16 @@ with Communicator() as communicator:
     steps: list[OuterStep] = []
     losses: list[float] = []
     loss = 0.0
-    while diloco.outer_steps < options.steps * options.fragments:
-        first = diloco.outer_steps * inner
-        losses += [trainer.step(first + i) for i in range(inner)]
+    while diloco.outer_steps < total or (options.overlap and not has_landed()):
+        first = diloco.outer_steps * inner - (options.overlap if options.overlap and not has_landed() else 0)
+        losses += [trainer.step(first + i) for i in range(diloco.inner_steps)]
         steps.append(diloco.outer_step())
         run.save(diloco)
-        if diloco.outer_steps % options.fragments == 0:
+        if diloco.outer_steps % options.fragments == 0 and (has_landed() or not options.overlap):
             loss = sum(losses) / len(losses)
             show(steps, loss)
             steps, losses = [], []
-    show([diloco.finish()], loss)
+    show([diloco.finish()], loss, is_last=True)
     run.save(diloco)
 
 progress.finish(diloco.digest())

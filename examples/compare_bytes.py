@@ -31,17 +31,25 @@ class Method:
     inner: int
     """Inner steps per outer step."""
     arguments: str = ""
+    of_last_peer: str = ""
 
     def kind(self, kill_every: int) -> Kind:
-        return Kind(self.script, tuple(self.arguments.split()), kill_every, KILLS)
+        return Kind(self.script, tuple(self.arguments.split()), kill_every, KILLS, tuple(self.of_last_peer.split()))
 
 
 def ddp(arguments: str = "") -> Method:
     return Method("ddp_gpt.py", 50, arguments)
 
 
-def diloco(inner: int, rate: float, momentum: float, more: str = "") -> Method:
-    return Method("diloco_gpt.py", inner, f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}")
+def diloco(inner: int, rate: float, momentum: float, more: str = "", of_last_peer: str = "") -> Method:
+    arguments = f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}"
+    return Method("diloco_gpt.py", inner, arguments, of_last_peer)
+
+
+def late(rate: float, momentum: float, more: str) -> Method:
+    """Asynchronous DiLoCo."""
+    arguments = f"--outer-learning-rate {rate} --outer-momentum {momentum} {more}"
+    return Method("async_diloco_gpt.py", 50, arguments)
 
 
 MUON = "--optimizer muon"
@@ -70,6 +78,19 @@ METHODS = {
     "dct 256": diloco(50, 1.0, 0, "--compression dct=256"),
     "muon dct 256": diloco(50, 1.0, 0, f"{MUON} --compression dct=256"),
     "randomk 1/16": diloco(50, 1.0, 0, "--compression randomk=0.0625"),
+    "outer sgd": diloco(50, 1.0, 0),
+    "outer adam": diloco(50, 0.02, 0.9, "--outer adam"),
+    "outer momentum": diloco(50, 0.7, 0.7, "--outer momentum"),
+    "slow peer": diloco(50, 0.7, 0.9, "", "--slow 2"),
+    "slow peer, weighted": diloco(50, 0.7, 0.9, "--weighted", "--slow 2"),
+    "fedfix": diloco(50, 0.7, 0.9, "", "--slow 2 --late"),
+    "async": late(0.7, 0.9, "--fragments 1"),
+    "async share": late(0.7, 0.9, "--fragments 1 --ahead share"),
+    "co2": late(0.7, 0.7, "--fragments 1 --outer momentum --outer-clip 0.1"),
+    "overlap 5": late(0.7, 0.9, "--fragments 1 --overlap 5"),
+    "overlap 5 mixing": late(0.7, 0.9, "--fragments 1 --overlap 5 --mixing 0.5"),
+    "streaming": late(0.7, 0.9, "--fragments 5 --overlap 5 --mixing 0.5"),
+    "streaming 4-bit": late(0.7, 0.9, "--fragments 5 --overlap 5 --mixing 0.5 --compression 4bit"),
 }
 CHURN = " with kills"
 Results = dict[str, dict[str, dict[str, Any]]]

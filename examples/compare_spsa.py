@@ -13,6 +13,9 @@ Runs spsa.py with its own master, and prints a table:
 The logs of the last two are replayed from the pretrained model and must end with the bits of the run. All digests that
 any two peers have after the same step are compared. Exit code 1 means that bits differ or a run failed. `--plot FILE`
 plots the losses, `--steps` makes the runs longer or shorter, `--only NAME ...` selects some of the last three runs.
+
+`--relatives` instead runs published relatives on one machine, with as many forward passes as the reference: other
+numbers of directions in a step, and past slopes that are used again in later steps (see `Relative`).
 """
 
 import argparse
@@ -22,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,8 +126,38 @@ class Run:
         return found
 
 
-def reference_losses(options: argparse.Namespace) -> list[float]:
+@dataclass(frozen=True)
+class Relative:
+    """A method that sends no more than SPSA.
+
+    `memory` is the weight of past slopes, as in FZooS (Shu et al. 2023, arXiv:2308.04077), which estimates gradients by
+    a Gaussian process from past evaluations. Random directions of many elements are nearly orthogonal. Then the mean of
+    a process that forgets exponentially is the sum of past estimates with decaying weights: each slope moves the
+    weights again, `memory` times as far, in each of the next steps. All peers know directions and slopes, so this sends
+    no more bytes. FZooS itself fits random features to function values, and sends all parameters in each round.
+    """
+
+    directions: int
+    rate: float
+    memory: float = 0.0
+
+
+RELATIVES = {
+    "4 directions": Relative(4, 3e-3),
+    "1 direction": Relative(1, 1e-3),
+    "2 directions": Relative(2, 2e-3),
+    "16 directions": Relative(16, 8e-3),
+    "4 directions, memory 0.5": Relative(4, 1.5e-3, 0.5),
+    "4 directions, memory 0.9": Relative(4, 6e-4, 0.9),
+}
+REUSES = 20
+"""The number of later steps that use a slope again."""
+
+
+def reference_losses(options: argparse.Namespace, method: Relative | None = None) -> list[float]:
     """Run SPSA as in the papers, with the same directions and batches. Return the initial loss and that of each row."""
+    method = method or Relative(options.peers, 3e-3)
+    share = options.peers / method.directions  # of steps, so that all methods have as many forward passes
     import torch
     from common.bytecode import Bytecode
     from common.gpt import CONTEXT, GPT, Trainer
@@ -135,23 +169,37 @@ def reference_losses(options: argparse.Namespace) -> list[float]:
     torch.set_num_threads(1)
     model, data = GPT(), Bytecode()
     Trainer(model, Corpus(shards=4), 0, 1).warm_start(options.pretrain, options.start)
-    settings = SPSAOptions(learning_rate=3e-3, decay_steps=400)
+    settings = SPSAOptions(learning_rate=method.rate, decay_steps=400 * share)
     grid = Grid(list(tensors_of(model)[0].values()), settings.epsilon, settings.seed)
     with torch.no_grad():
         losses = [float(model.loss(data.validation(CONTEXT + 1)))]
-        for step in range(options.steps):
+        recent: deque[tuple[int, dict[int, float]]] = deque(maxlen=REUSES if method.memory else 0)
+        for step in range(round(options.steps * share)):
             moves = {}
-            for direction in range(options.peers):
+            for direction in range(method.directions):
                 batch = data.batch(step, direction, 16, CONTEXT + 1)
                 grid.displace(step, {direction: 1})
                 plus = float(model.loss(batch))
                 grid.displace(step, {direction: -1})
                 minus = float(model.loss(batch))
-                moves[direction] = -settings.rate(step) * (plus - minus) / (2 * settings.epsilon) / options.peers
+                moves[direction] = -settings.rate(step) * (plus - minus) / (2 * settings.epsilon) / method.directions
             grid.update(step, moves)
-            if (step + 1) % SHOW_EVERY == 0:
+            for age, (past, made) in enumerate(reversed(recent), 1):
+                grid.update(past, {each: method.memory**age * move for each, move in made.items()})
+            recent.append((step, moves))
+            if (step + 1) % round(SHOW_EVERY * share) == 0:
                 losses.append(float(model.loss(data.validation(CONTEXT + 1))))
     return losses
+
+
+def compare_relatives(options: argparse.Namespace) -> None:
+    print("| method | validation loss | forward passes in all | bytes sent by a peer, of four |")
+    print("| --- | --- | --- | --- |")
+    for name, method in RELATIVES.items():
+        losses = reference_losses(options, method)
+        passes = 2 * options.steps * options.peers
+        sent = options.steps * (options.peers - 1)
+        print(f"| {name} | {losses[-1]:.4f} | {passes} | {sent} |", flush=True)
 
 
 def draw(path: Path, losses: dict[str, list[float]]) -> None:
@@ -175,10 +223,14 @@ def main() -> int:
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")
     parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; created if missing")
     parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--relatives", action="store_true", help="compare SPSA's relatives instead, on one machine")
     options = parser.parse_args()
     problems = []
     with tempfile.TemporaryDirectory() as scratch:
         options.start = options.start or Path(scratch, "start.pt")
+        if options.relatives:
+            compare_relatives(options)
+            return 0
         losses = {"reference": reference_losses(options)}
         print(f"reference: loss {losses['reference'][-1]:.4f}", flush=True)
         runs = {

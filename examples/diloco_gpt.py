@@ -16,10 +16,11 @@ As in the paper, the model is pretrained: every peer takes the same steps before
 """
 
 from common.gpt import CONTEXT
+from common.late import LateUpdates
 from common.run import prepare
 
 from pccl import Communicator
-from pccl.training import DiLoCo, OuterNesterov
+from pccl.training import DiLoCo
 
 run = prepare("Trains a small GPT with DiLoCo.", is_unequal=True)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
@@ -29,7 +30,7 @@ with Communicator() as communicator:
         communicator,
         model,
         trainer.optimizer,
-        outer=OuterNesterov(options.outer_learning_rate, options.outer_momentum),
+        outer=run.outer,
         quantization=run.quantization,
         compression=run.compression,
         inner_steps=options.inner,
@@ -38,10 +39,15 @@ with Communicator() as communicator:
     run.resume(diloco)
     diloco.join(options.peers)  # waits for all, or joins a run in progress
     progress.begin()
+    late = LateUpdates(diloco, model, options.slow) if options.late else None
     while diloco.revision < options.steps:
-        first, count = diloco.revision * options.inner, diloco.inner_steps
+        first, count = diloco.revision * options.inner, diloco.inner_steps // options.slow
+        if late is not None:
+            late.resume()
         loss = sum(trainer.step(first + i) for i in range(count)) / count
         tokens = count * options.batch * CONTEXT
+        if late is not None:
+            late.contribute()
         step = diloco.outer_step(weight=tokens if options.weighted else None)
         run.save(diloco)
         progress.add(

@@ -13,7 +13,7 @@ from common.gpt import GPT, Trainer
 from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
-from pccl.training import DDP, AsyncDiLoCo, DiLoCo
+from pccl.training import DDP, AsyncDiLoCo, DiLoCo, OuterAdam, OuterMomentum, OuterNesterov, OuterOptimizer
 from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
 from pccl.training.group.relaunch import CompressionWord
 
@@ -33,6 +33,15 @@ def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor 
     return compressor
 
 
+def outer_of(options: argparse.Namespace) -> OuterOptimizer:
+    rate, momentum = options.outer_learning_rate, options.outer_momentum
+    if options.outer == "adam":
+        return OuterAdam(rate, momentum)
+    if options.outer == "momentum":
+        return OuterMomentum(rate, momentum, options.outer_clip)
+    return OuterNesterov(rate, momentum)
+
+
 @dataclass(frozen=True)
 class Run:
     """One peer's part of a run, before it is connected."""
@@ -41,6 +50,7 @@ class Run:
     corpus: Corpus
     model: GPT
     trainer: Trainer
+    outer: OuterOptimizer
     quantization: QuantizationOptions | None
     compression: CompressionWord | Compressor | None
     progress: Progress
@@ -75,10 +85,15 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
             "--steps-by-speed", action="store_true", help="--inner is for the fastest peer; slower ones take fewer"
         )
         parser.add_argument("--weighted", action="store_true", help="weight peers by the tokens they have trained on")
+        parser.add_argument("--slow", type=int, default=1, metavar="N", help="take only 1/N of the inner steps")
+        parser.add_argument("--late", action="store_true", help="with --slow: contribute only every N outer steps")
     if fragments is not None:
         parser.add_argument(
             "--fragments", type=int, default=fragments, help="model parts averaged in turn (default: %(default)s)"
         )
+        parser.add_argument("--overlap", type=int, help="inner steps until an average is applied (default: the next)")
+        parser.add_argument("--mixing", type=float, help="share of the local parameters that an average leaves")
+        parser.add_argument("--ahead", choices=["own", "share"], default="own", help="estimate of an average in flight")
     options = parser.parse_args()
     torch.set_num_threads(1)  # several peers share this machine's cores
     corpus = Corpus(shards=options.peers, seed=options.seed)
@@ -89,4 +104,4 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
     progress = Progress(options)
     announce(options)
-    return Run(options, corpus, model, trainer, quantization, compression_of(options), progress)
+    return Run(options, corpus, model, trainer, outer_of(options), quantization, compression_of(options), progress)

@@ -16,7 +16,8 @@ from pccl.training.data.stream import RandomStreams
 from pccl.training.ddp.ddp import DDP, Step
 from pccl.training.ddp.torch_ddp import torch_comm_hook
 from pccl.training.diloco.async_diloco import AsyncDiLoCo
-from pccl.training.diloco.diloco import DiLoCo, OuterNesterov, OuterStep
+from pccl.training.diloco.diloco import DiLoCo, OuterStep
+from pccl.training.diloco.outer import OuterAdam, OuterMomentum, OuterNesterov, OuterOptimizer
 from pccl.training.diloco.torch_optimizer import DiLoCoOptimizer
 from pccl.training.group.site import Site
 from pccl.training.spsa.spsa import SPSA, SPSAOptions, SPSAStep
@@ -37,7 +38,10 @@ __all__ = [
     "DivergenceError",
     "ElasticSampler",
     "LogError",
+    "OuterAdam",
+    "OuterMomentum",
     "OuterNesterov",
+    "OuterOptimizer",
     "OuterStep",
     "RandomStreams",
     "SPSAOptions",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import MasterNode, PCCLError, Result
+from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.training import AsyncDiLoCo, OuterNesterov
 from tests.support.cluster import WAIT_S, Background, together
 from tests.training.peers import (
@@ -54,10 +54,18 @@ def model_of(vector: np.ndarray[Any, Any]) -> Model:
 
 
 def late_reference(
-    numbers: list[int], steps: int, drains: frozenset[int] = frozenset(), fragments: Sequence[slice] = (WHOLE,)
+    numbers: list[int],
+    steps: int,
+    drains: frozenset[int] = frozenset(),
+    fragments: Sequence[slice] = (WHOLE,),
+    *,
+    overlaps: bool = False,
+    mixing: float | None = None,
+    ahead: str = "own",
 ) -> Model:
     """The algorithm in float64: updates come a step late, peers go on from a guess of their own; `drains` are the outer
-    steps that end with no average in flight."""
+    steps that end with no average in flight. If it `overlaps`, each update is made between two outer steps. With
+    `mixing`, peers go on from where they are (Streaming DiLoCo)."""
     rate, mu = OuterNesterov().learning_rate, OuterNesterov().momentum
     outer = np.concatenate([array.ravel() for array in new_model().values()]).astype(np.float64)
     momentum = np.zeros_like(outer)
@@ -70,26 +78,43 @@ def late_reference(
         momentum[place] = mu * momentum[place] + gradient
         outer[place] -= rate * (gradient + mu * momentum[place])
 
-    for step in range(1, steps + 1):
+    def train_all() -> None:
         for number, local in zip(numbers, locals_, strict=True):
             train(model_of(local), number)
+
+    def land() -> None:
+        if flight is None:
+            return
+        place, gradients = flight
+        update(place, gradients)
+        for start, local in zip(starts, locals_, strict=True):
+            if mixing is None:
+                local[place] += outer[place] - start[place]
+            else:
+                local[place] = mixing * local[place] + (1 - mixing) * outer[place]
+            start[place] = outer[place]
+
+    for step in range(1, steps + 1):
+        train_all()
         place = fragments[(step - 1) % len(fragments)]
         fresh = [start[place] - local[place] for start, local in zip(starts, locals_, strict=True)]
-        if flight is not None:
-            landed, gradients = flight
-            update(landed, gradients)
-            for start, local in zip(starts, locals_, strict=True):
-                local[landed] += outer[landed] - start[landed]
-                start[landed] = outer[landed]
+        land()
         flight = (place, fresh)
-        if step in drains or step == steps:
+        if step in drains or (step == steps and not overlaps):
             update(place, fresh)
             flight = None
         for start, local, own in zip(starts, locals_, fresh, strict=True):
-            start[place] = outer[place]
-            if flight is not None:
-                start[place] -= rate * mu**2 * momentum[place] + own
-            local[place] = start[place]
+            if flight is None or mixing is None:
+                start[place] = outer[place]
+            if flight is not None and mixing is None:
+                guess = own if ahead == "own" else rate * (1 + mu) * own / len(numbers)
+                start[place] -= rate * mu**2 * momentum[place] + guess
+            if flight is None or mixing is None:
+                local[place] = start[place]
+        if overlaps:
+            train_all()
+            land()
+            flight = None
     return model_of(outer)
 
 
@@ -103,6 +128,51 @@ def test_matches_reference_implementation(master: MasterNode, fragments: list[sl
     assert_parity(peers)
     for peer in peers:
         assert_close(peer.model, late_reference([0, 1, 2], 8, fragments=fragments))
+
+
+@fragmented
+@pytest.mark.parametrize("settings", [{}, {"mixing": 0.5}, {"mixing": 0.0}, {"ahead": "share"}], ids=str)
+def test_overlap_mixing_and_share_match_their_definitions(
+    master: MasterNode, fragments: list[slice], settings: dict[str, Any]
+) -> None:
+    peers = async_cluster(master, 3, fragments=len(fragments), overlap=20, inner_steps=50, **settings)
+    assert peers[0].diloco.inner_steps == 30
+    each_runs(peers, 1)
+    assert [peers[0].steps[i].world_size for i in range(2)] == [0, 3]
+    together([peer.step for peer in peers])
+    assert (peers[0].diloco.inner_steps, peers[0].diloco.outer_steps, peers[0].diloco.revision) == (20, 2, 1)
+    each_runs(peers, 7)
+    finish(peers)
+    assert_parity(peers)
+    expected = late_reference([0, 1, 2], 7, fragments=fragments, overlaps=True, **settings)
+    for peer in peers:
+        assert_close(peer.model, expected)
+
+
+@pytest.mark.parametrize("settings", [{"mixing": 0.5}, {"ahead": "share"}], ids=str)
+def test_mixing_and_share_without_overlap(master: MasterNode, settings: dict[str, Any]) -> None:
+    peers = async_cluster(master, 3, fragments=3, **settings)
+    each_runs(peers, 7)
+    finish(peers)
+    assert_parity(peers)
+    for peer in peers:
+        assert_close(peer.model, late_reference([0, 1, 2], 8, fragments=THIRDS, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"overlap": 50}, "overlap 50 is not an integer"),
+        ({"overlap": 5, "steps": "by speed"}, "steps"),
+        ({"mixing": 0.5}, "needs overlap= or several fragments"),
+        ({"mixing": 1.0, "overlap": 5}, "below 1"),
+        ({"mixing": 0.5, "overlap": 5, "ahead": "share"}, "without ahead="),
+        ({"ahead": "others"}, '"own" or "share"'),
+    ],
+)
+def test_invalid_settings(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        AsyncDiLoCo(Communicator("127.0.0.1:1"), new_model(), **settings)
 
 
 @fragmented
@@ -178,6 +248,46 @@ def test_peer_lost_in_flight_is_left_out(master: MasterNode, fragments: list[sli
     assert peers[0].worlds[:3] == [0, 3, 3]
     assert peers[0].worlds[3] in (2, 3)
     assert peers[0].worlds[4:] == [2, 2]
+
+
+@pytest.mark.parametrize("settings", [{}, {"mixing": 0.5}], ids=str)
+@fragmented
+def test_joins_and_losses_with_overlap(master: MasterNode, fragments: list[slice], settings: dict[str, Any]) -> None:
+    options = {"fragments": len(fragments), "overlap": 20, "inner_steps": 50, "check_every": 1, **settings}
+    peers = async_cluster(master, 2, **options)
+    together([peer.step for peer in peers])
+    assert peers[0].diloco.inner_steps == 20  # one is in flight
+    newcomer = AsyncPeer(master.address, 2, AsyncDiLoCo, **options)
+
+    def three_have_met_twice(peer: Peer) -> bool:
+        return peer.worlds.count(3) >= 2 and peer.diloco.inner_steps == 30
+
+    threads = [Background(partial(peer.run, three_have_met_twice)) for peer in peers]
+    newcomer.enter(3).run(three_have_met_twice)
+    for thread in threads:
+        thread.result()
+    assert_parity([*peers, newcomer])
+    together([peer.step for peer in [*peers, newcomer]])
+    newcomer.close()  # with an average in flight
+    together([peer.step for peer in peers])
+    assert {peer.worlds[-1] for peer in peers} <= {2, 3}
+    each_runs(peers, peers[0].diloco.revision + 3)
+    assert peers[0].worlds[-1] == 2
+    finish(peers)
+    assert_parity([*peers, newcomer])
+
+
+def test_weights_since_the_last_launch_are_added(master: MasterNode) -> None:
+    """Peer 0 has a weight only in the calls that apply an average, and peer 1 none at all."""
+    peers = async_cluster(master, 2, overlap=20, inner_steps=50)
+    for calls in range(8):
+        for peer in peers:
+            train(peer.model, peer.number)
+        weights = [float(calls == 0 or calls % 2), 0.0]
+        steps = [partial(peer.diloco.outer_step, weight=each) for peer, each in zip(peers, weights, strict=True)]
+        together(steps)
+    finish(peers)
+    assert_close(peers[1].model, late_reference([0], 4, overlaps=True))
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:

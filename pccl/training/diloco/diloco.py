@@ -21,9 +21,9 @@ import numpy as np
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
-from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.compression import Compressor
+from pccl.training.diloco.outer import OuterNesterov, OuterOptimizer
 from pccl.training.diloco.weighted_average import Average, CompressedAverage, NotedAverage, explained
 from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.membership import alike as alike_quantization
@@ -56,40 +56,6 @@ from pccl.training.step import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OuterNesterov:
-    """SGD with Nesterov momentum, the outer optimizer. The defaults are the paper's (arXiv:2311.08105).
-
-    Each operation is one NumPy ufunc over whole vectors in the default floating-point environment, so equal inputs give
-    equal bytes on every peer. Raises ValueError if `learning_rate` is not above 0 or `momentum` is not in [0, 1).
-    """
-
-    learning_rate: float = 0.7
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate {self.learning_rate}: must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum {self.momentum}: must be at least 0 and below 1")
-
-    @default_environment()
-    def step(self, parameters: Vector, momentum: Vector, gradient: Vector) -> None:
-        """Compute `m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place. `gradient` is used as scratch."""
-        momentum *= self.momentum
-        momentum += gradient
-        gradient += self.momentum * momentum
-        gradient *= self.learning_rate
-        parameters -= gradient
-
-    @default_environment()
-    def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
-        """Compute `out = p - lr * mu**2 * m - g`: apply the past momentum and the unscaled `gradient`."""
-        np.multiply(momentum, self.learning_rate * self.momentum**2, out=out)
-        out += gradient
-        np.subtract(parameters, out, out=out)
 
 
 _OUTER = {"2bit": OuterNesterov(1.0, 0.7), "1bit": OuterNesterov(1.0, 0.7)}
@@ -166,7 +132,7 @@ class OuterLoop(TrainingLoop):
         model: Any,
         inner: Stateful | None = None,
         *,
-        outer: OuterNesterov | None = None,
+        outer: OuterOptimizer | None = None,
         quantization: QuantizationOptions | None = None,
         compression: CompressionWord | Compressor | None = None,
         tag: int = 0,
@@ -236,13 +202,13 @@ class OuterLoop(TrainingLoop):
         self._replica = replica = replica_of(model)
         self._inner = inner
         self._feedback = [self._compression.feedback(replica.dtype)]
-        self._outer = outer or _OUTER.get(word or "") or OuterNesterov()
+        self._outer: OuterOptimizer = outer or _OUTER.get(word or "") or OuterNesterov()
         if self._compressor is not None:
             self._compressor.prepare(list(replica.shapes.values()))
         self._tag = tag
         self._parameters = np.empty(replica.count, replica.dtype)
         replica.read(self._parameters)
-        self._momentum = np.zeros_like(self._parameters)
+        self._momentum = self._outer.state(self._parameters)
         self._gradient = np.empty_like(self._parameters)
         compressors = [self._compressor] if self._compressor is not None else []
         run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike, *compressors)}"
@@ -267,7 +233,7 @@ class OuterLoop(TrainingLoop):
             check_every=check_every,
             tag=tag,
         )
-        outer_state = {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
+        outer_state = {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum.reshape(-1)}
         self._outer_infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
         self._state = SharedState([*self._outer_infos, *self._replicated.infos()])
         self._site = site
@@ -291,7 +257,9 @@ class OuterLoop(TrainingLoop):
         )
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
+        moments = np.atleast_2d(self._momentum)
+        vectors = zip(("outer parameter", "momentum of", "mean square of"), (self._parameters, *moments), strict=False)
+        for what, vector in vectors:
             for name, part in named_parts(vector, self._replica.shapes).items():
                 yield f"{what} {name}", part.reshape(-1)
         yield from self._replicated.buffers.tensors()
@@ -452,7 +420,8 @@ class OuterLoop(TrainingLoop):
         return view
 
     def outer_state(self) -> dict[str, Any]:
-        """Return the revision, outer parameters and momentum (not copied), and the state of each `shared` object."""
+        """Return the revision, the outer parameters and outer optimizer's state (not copied), and the state of each
+        `shared` object."""
         self._read_model()
         return {
             "revision": self.revision,
@@ -478,9 +447,8 @@ class OuterLoop(TrainingLoop):
         vectors = [(name, np.asarray(state[name])) for name in ("parameters", "momentum")]
         for name, vector in vectors:
             if vector.shape != here[name].shape:
-                raise ValueError(
-                    f"the outer state is from another model: {vector.size} parameters, not {here[name].size}"
-                )
+                what = "model" if name == "parameters" else "outer optimizer"
+                raise ValueError(f"the outer state is from another {what}: {vector.size} {name}, not {here[name].size}")
         is_like_ours = codec.encode(shared) == codec.encode(here["shared"])
         is_like_ours = is_like_ours and state["revision"] == self.revision
         if is_like_ours and all(np.array_equal(vector, here[name]) for name, vector in vectors):
@@ -500,7 +468,7 @@ class OuterLoop(TrainingLoop):
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
         """Apply one outer update to the elements at `place`, overwriting `gradient`, unless it is to be skipped."""
         if not self._is_skipped:
-            self._outer.step(self._parameters[place], self._momentum[place], gradient)
+            self._outer.step(self._parameters[place], self._momentum[..., place], gradient)
         self._state.revision += 1
 
     def _snapshot(self) -> Snapshot:
@@ -524,6 +492,8 @@ class OuterLoop(TrainingLoop):
             saved = np.concatenate([saved[name].reshape(-1) for name in self._replica.shapes])
         if self._parameters.shape != saved.shape:
             raise CheckpointError(f"it has {saved.size} parameters, not {self._parameters.size} as here")
+        if self._momentum.shape != state["momentum"].shape:
+            raise CheckpointError(f"it is from another outer optimizer, not from {self._outer!r}")
         require_like(buffers, state.get("buffers", buffers))
         with self._replicated.taking_up(state.get("shared", {})):
             if self.inner is not None and state["inner"] is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError
-from pccl.training import DiLoCo, DiLoCoOptimizer, OuterStep
+from pccl.training import AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, OuterStep
 from tests.support.cluster import Background, evict, together
 from tests.training.test_torch import INNER_STEPS, TorchPeer, inner_steps, new_module, new_optimizer, parameters
 
@@ -84,6 +84,18 @@ def test_optimizer_equals_explicit_loop(master: MasterNode) -> None:
     for peer in peers:
         assert [step.world_size for step in peer.steps] == [2] * 3
         assert torch.equal(parameters(peer.module), parameters(plain[0].module))
+    close(peers)
+
+
+def test_optimizer_follows_the_overlap(master: MasterNode) -> None:
+    peers = cluster_of(master, kind=AsyncDiLoCo, overlap=1)
+    together([partial(peer.train, 3) for peer in peers])
+    for peer in peers:
+        assert [step.world_size for step in peer.steps] == [
+            0,
+            2,
+        ] * 3  # launched after three of four steps, then applied
+        assert peer.optimizer.revision == 3
     close(peers)
 
 
