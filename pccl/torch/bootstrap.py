@@ -33,6 +33,7 @@ from pccl.master_node import MasterNode
 from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
+from pccl.torch.transport import be_quiet
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.torch")
@@ -98,6 +99,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
     try:
         if known:
             communicator = Communicator(known, place=rank)
+            be_quiet(communicator)
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
@@ -126,6 +128,7 @@ def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float
     """Return a connected communicator, or None if its masters were lost and time is left. Raises PCCLError."""
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
     communicator = Communicator(masters, token=token_of(token), master_timeout=patience_s, place=rank)
+    be_quiet(communicator)
     try:
         communicator.connect(1, timeout=_left_s(deadline_s))
         return communicator

@@ -303,6 +303,8 @@ class SessionOptions:
     """Time limit for finding a lost master or its successor."""
     segment_bytes: int = 0
     force_poll: bool = False
+    is_quiet: bool = False
+    """Whether peers that leave on purpose and lost masters are logged at INFO, as the program reports them itself."""
     system: System = SYSTEM
     new_engine: Callable[[int, int, bool], Engine] = Engine
     """Creates the engine from the arguments of `Engine`."""
