@@ -304,7 +304,7 @@ class SessionOptions:
     segment_bytes: int = 0
     force_poll: bool = False
     is_quiet: bool = False
-    """Whether peers that leave on purpose and lost masters are logged at INFO, as the program reports them itself."""
+    """Whether lost masters, the first peer that leaves on purpose, and all later losses are logged at INFO."""
     system: System = SYSTEM
     new_engine: Callable[[int, int, bool], Engine] = Engine
     """Creates the engine from the arguments of `Engine`."""

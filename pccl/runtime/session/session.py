@@ -398,8 +398,10 @@ class PeerSession:
         for peer, reason in effect.lost:
             self.left_out_by[peer] = view.view
             self.losses[peer] = reason
-            has_left = reason.startswith(LEFT) if self._options.is_quiet else reason == LEFT
-            level = logging.INFO if has_left else logging.WARNING
+            is_normal = reason == LEFT
+            if self._options.is_quiet:
+                is_normal = any(each.startswith(LEFT) for each in self.losses.values())  # the group is at its end
+            level = logging.INFO if is_normal else logging.WARNING
             what = f"{self.named(peer)} was lost: {reason}"
             self._logger.log(level, "%s; %d of its group remain", what, view.world_size, extra={"other": peer})
             self._state_sync.lost(peer, reason)
