@@ -282,3 +282,13 @@ def _world_size(communicator: Communicator) -> int:
         return communicator.membership.world_size
     except PCCLError:  # it has lost all masters
         return 0
+
+
+def test_ranks_of_one_machine_link_once() -> None:
+    """Each connection in shared memory takes three descriptors."""
+
+    def script(rank: int) -> int:
+        dist.barrier()
+        return int(dist.group.WORLD._meeting.communicator.stats["connections"])
+
+    assert run_ranks(2, script) == [1, 1]

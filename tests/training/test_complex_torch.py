@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 STEPS = 3
 
 
-class Net(torch.nn.Module):  # type: ignore[misc]
+class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -219,7 +219,9 @@ class TorchReplica(TorchPart):
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         for name, parameter in named:
             if not (parameter.is_floating_point() or parameter.is_complex()):
-                raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats and complex numbers are trained")
+                raise ValueError(
+                    f"parameter {name!r} is {parameter.dtype}; only floats and complex numbers are trained"
+                )
             if parameter.is_meta:
                 raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module first")
         super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
