@@ -289,6 +289,8 @@ def test_ranks_of_one_machine_link_once() -> None:
 
     def script(rank: int) -> int:
         dist.barrier()
-        return int(dist.group.WORLD._meeting.communicator.stats["connections"])
+        count = int(dist.group.WORLD._meeting.communicator.stats["connections"])
+        dist.barrier()
+        return count
 
     assert run_ranks(2, script) == [1, 1]
