@@ -169,7 +169,7 @@ class SessionHolder:
         self.address = address
         self.default_timeout_s = timeout_s
         self._masters = masters
-        self.options = options
+        self._options = options
         self._session: PeerSession | None = None
         self._is_connecting = False
         self._master_search: MasterSearch | None = None
@@ -231,7 +231,7 @@ class SessionHolder:
             session: PeerSession | None = None
             dial_s, seek_s = search.begin()
             try:
-                session = await open_session(self._masters, self.options, dial_s, seek_s)
+                session = await open_session(self._masters, self._options, dial_s, seek_s)
                 search.standing = TAKEN_ONLY
                 await self._join(session, search, warnings)
                 return

@@ -27,7 +27,7 @@ LOCAL_RING: Ring = (0,)
 
 def be_quiet(communicator: Communicator) -> None:
     """Log the normal end of a group at INFO: errors report what its calls lose. Call this before `connect`."""
-    communicator._inner.options = replace(communicator._inner.options, is_quiet=True)
+    communicator._inner._options = replace(communicator._inner._options, is_quiet=True)
 
 
 class LocalOp:
