@@ -92,6 +92,7 @@ class MasterNode:
             ),
             founders=integer_argument("founders", founders, "MasterNode", 1, MasterOptions.pending_max),
             run_name=security.run_name(run_name, "MasterNode"),
+            takeover_level="info" if daemon else "warning",  # part of a program that reports what it loses
         )
         try:
             self._host, self._port = addresses.parse(listen_address)

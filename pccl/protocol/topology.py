@@ -37,6 +37,11 @@ def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
     return set(combinations(sorted(ring), 2)) if len(ring) <= MESH_PEERS_MAX else ring_pairs(ring)
 
 
+def are_linked_on_demand(ring: Sequence[int], peer: int, other: int) -> bool:
+    """Return whether two peers of a large group link only once one of them has a point-to-point op for the other."""
+    return len(ring) > MESH_PEERS_MAX and {peer, other}.issubset(ring) and other not in neighbours(ring, peer)
+
+
 def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
     if peer not in ring:
         return []

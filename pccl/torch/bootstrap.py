@@ -33,6 +33,7 @@ from pccl.master_node import MasterNode
 from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
+from pccl.torch.transport import be_quiet
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.torch")
@@ -47,6 +48,9 @@ LOST_MASTER_S = 5.0
 LOST_PARTNER_S = 1.0
 """The same limit in a group of two, which has no standby."""
 STANDBYS = 2
+LOCAL_CONNECTIONS = 1
+"""Connections of a link between two ranks on the masters' machine, each with three descriptors in shared memory. Ranks
+on other machines ask for the default, and a link has as many as either end asks for."""
 PAUSE_S_MIN = 0.001
 PAUSE_S_MAX = 0.1
 """The pause between two queries of a store grows from the first value to the second."""
@@ -98,6 +102,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
     try:
         if known:
             communicator = Communicator(known, place=rank)
+            be_quiet(communicator)
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
@@ -125,7 +130,12 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
 def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
     """Return a connected communicator, or None if its masters were lost and time is left. Raises PCCLError."""
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
-    communicator = Communicator(masters, token=token_of(token), master_timeout=patience_s, place=rank)
+    hosts = {addresses.parse(each)[0] for each in masters.split(",")}
+    connections = LOCAL_CONNECTIONS if all(addresses.source_towards(host) == host for host in hosts) else 0
+    communicator = Communicator(
+        masters, token=token_of(token), master_timeout=patience_s, place=rank, connections=connections
+    )
+    be_quiet(communicator)
     try:
         communicator.connect(1, timeout=_left_s(deadline_s))
         return communicator

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 
 from pccl._session_holder import SessionErrors
 from pccl.communicator import Communicator
@@ -22,6 +23,11 @@ Ring = tuple[int, ...]
 LEFT = "left"
 """The first word of the loss reason for a peer that left on purpose."""
 LOCAL_RING: Ring = (0,)
+
+
+def be_quiet(communicator: Communicator) -> None:
+    """Log the normal end of a group at INFO: errors report what its calls lose. Call this before `connect`."""
+    communicator._inner._options = replace(communicator._inner._options, is_quiet=True)
 
 
 class LocalOp:

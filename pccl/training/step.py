@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from pccl import Communicator, DataType, PCCLError, QuantizationAlgorithm, QuantizationOptions
+from pccl import Communicator, DataType, PCCLError, QuantizationAlgorithm, QuantizationOptions, Result
 from pccl.training.group.membership import Admission, Membership
 from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
 from pccl.training.state.checkpoint import Checkpointed
@@ -162,8 +163,12 @@ class TrainingLoop(Checkpointed):
         """Discard what belongs to a lost session."""
         self._replicated.renew(self._communicator)
 
+    def _group_step(self, func_name: str, *, rejoins: bool = True) -> AbstractContextManager[GroupStep]:
+        """Return the guard of a group call, which shortens tracebacks."""
+        return _Shortening(self._guarded_step(func_name, rejoins))
+
     @contextmanager
-    def _group_step(self, func_name: str, *, rejoins: bool = True) -> Iterator[GroupStep]:
+    def _guarded_step(self, func_name: str, rejoins: bool) -> Iterator[GroupStep]:
         """Guard a group call. If this peer was evicted or has lost the master, rejoin, mark the step as `rejoined` and
         continue after the `with` block. Raises PCCLError like `Membership.step` and `Membership.rejoin`."""
         step = GroupStep(func_name, self._membership, self._replicated)
@@ -178,6 +183,34 @@ class TrainingLoop(Checkpointed):
             lost = error
         step.admission, step.outcomes = self._membership.rejoin(func_name, lost, self._drop, self._enter), []
         step.rejoined, step.waited_s = True, time.monotonic() - began_s
+
+
+def shorten(error: PCCLError) -> None:
+    """Leave the inner frames out of the traceback, unless they may show a bug."""
+    if error.result is not Result.INTERNAL_ERROR:
+        error.__traceback__ = None
+
+
+class _Shortening(AbstractContextManager[GroupStep]):
+    """A guard whose PCCLErrors have short tracebacks. A generator's guard would restore the long ones."""
+
+    def __init__(self, guard: AbstractContextManager[GroupStep]) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> GroupStep:
+        return self._guard.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            is_handled = self._guard.__exit__(kind, error, traceback)
+        except PCCLError as other:
+            shorten(other)
+            raise
+        if isinstance(error, PCCLError):
+            shorten(error)
+        return is_handled
 
 
 OnNonfinite: TypeAlias = Literal["raise", "skip", "leave out"]

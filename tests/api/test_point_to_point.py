@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 
-from pccl import Result
-from tests.support.cluster import Background, outcomes, refusal, results, run_of, until
+from pccl import Communicator, Result
+from pccl.protocol import topology
+from tests.support.cluster import Background, Cluster, outcomes, refusal, results, run_of, until
 
 # Real peers.
 
@@ -64,3 +69,35 @@ def test_loss_aborts_recv(lost: int) -> None:
         error = thread.outcome()
         assert error.result is Result.RANK_CONNECTION_LOST
         assert cluster.each(lambda peer, _: peer.barrier().world_size) == [3] * 3
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A run of five that counts as large: only neighbors in the ring have links."""
+    monkeypatch.setattr(topology, "MESH_PEERS_MAX", 2)
+    with run_of(5) as cluster:
+        yield cluster
+
+
+def exchange(sender: Communicator, receiver: Communicator) -> list[Any]:
+    x, y = np.arange(50_000), np.zeros(50_000, int)
+    src, dst = (each.membership.rank for each in (sender, receiver))
+    found = outcomes([lambda: sender.send(x, dst=dst), lambda: receiver.recv(y, src=src)])
+    assert Result.SUCCESS not in results(found) or np.array_equal(x, y)
+    return results(found)
+
+
+def test_any_two_peers_of_a_large_group_exchange(large: Cluster) -> None:
+    for a, b in itertools.permutations(range(5), 2):
+        assert exchange(large[a], large[b]) == [Result.SUCCESS] * 2
+
+
+def test_links_made_on_demand_survive_a_loss(large: Cluster) -> None:
+    """After a loss the pairs connect again, in whatever ring there is."""
+    assert exchange(large[0], large[2]) == [Result.SUCCESS] * 2
+    thread = Background(lambda: large[2].recv(np.zeros(3), src=large[4].membership.rank))
+    large.close(large[4])
+    assert thread.outcome().result is Result.RANK_CONNECTION_LOST
+    large.each(lambda peer, _: until(lambda: peer.world_size == 4, "the loss is known"))
+    for a, b in itertools.permutations(range(4), 2):
+        assert exchange(large[a], large[b]) == [Result.SUCCESS] * 2

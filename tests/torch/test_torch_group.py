@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import threading
@@ -18,6 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 import pccl  # noqa: E402
 import pccl.torch.bootstrap  # noqa: E402
+from pccl import Communicator, PCCLError  # noqa: E402
+from pccl.torch import bootstrap  # noqa: E402
+from tests.support.cluster import until  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 
@@ -249,3 +253,44 @@ def test_device_map_of_one_backend() -> None:
         return [type(group), tensor.tolist()]
 
     assert run_ranks(2, script, backend="cpu:pccl,cuda:pccl") == [[pccl.torch.ProcessGroupPCCL, [2.0, 2.0]]] * 2
+
+
+def test_normal_end_logs_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks end one after the other, and with the first ones the master and its standbys."""
+    monkeypatch.setattr(bootstrap, "LINGER_S", 0.0)
+    monkeypatch.setattr(bootstrap, "STANDBY_LINGER_S", 0.0)
+    over = [threading.Event() for _ in range(4)]
+
+    def script(rank: int) -> None:
+        communicator = dist.group.WORLD._meeting.communicator
+        dist.barrier()
+        for earlier in range(rank):
+            assert over[earlier].wait(60)
+            left = 4 - earlier - 1
+            until(lambda left=left: _world_size(communicator) <= left, "the others know of it")  # type: ignore[misc]
+        dist.destroy_process_group()
+        over[rank].set()
+
+    with caplog.at_level(logging.INFO, "pccl"):
+        run_ranks(4, script)
+    assert any("was lost: left: it was destroyed there" in record.getMessage() for record in caplog.records)
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def _world_size(communicator: Communicator) -> int:
+    try:
+        return communicator.membership.world_size
+    except PCCLError:  # it has lost all masters
+        return 0
+
+
+def test_ranks_of_one_machine_link_once() -> None:
+    """Each connection in shared memory takes three descriptors."""
+
+    def script(rank: int) -> int:
+        dist.barrier()
+        count = int(dist.group.WORLD._meeting.communicator.stats["connections"])
+        dist.barrier()
+        return count
+
+    assert run_ranks(2, script) == [1, 1]

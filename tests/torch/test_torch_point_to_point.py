@@ -316,21 +316,24 @@ def test_started_send_completes_without_wait() -> None:
     assert run_ranks(2, script)[1] == [float(number) for number in range(6)]
 
 
-def test_large_group_links_neighbors_only() -> None:
-    """A group of two ranks connects those that are not neighbors."""
+def test_any_two_ranks_of_large_group_exchange() -> None:
+    """Ranks that are not neighbors in the ring link at their first call, whichever of the two calls first."""
 
-    def script(rank: int) -> str:
-        pair = dist.new_group([0, 5])
-        tensor, text = torch.full((3,), float(rank)), ""
-        if rank in (0, 5):
-            with pytest.raises(pccl.torch.BackendError) as caught:
-                dist.send(tensor, 5) if rank == 0 else dist.recv(tensor, 0)
-            dist.send(tensor, 5, pair) if rank == 0 else dist.recv(tensor, 0, pair)
-            assert tensor.tolist() == [0.0] * 3
-            text = str(caught.value)
+    def script(rank: int) -> list[float]:
+        others = [(rank + step) % 17 for step in (5, 8)], [(rank - step) % 17 for step in (5, 8)]
+        found = [torch.zeros(3) for _ in range(2)]
+        works = [dist.irecv(tensor, other) for tensor, other in zip(found, others[1], strict=True)]
+        works += [dist.isend(torch.full((3,), float(rank)), other) for other in others[0]]
+        for work in works:
+            work.wait()
         dist.barrier()
-        return text
+        if rank in (0, 9):
+            tensor = torch.full((1 << 20,), float(rank))
+            for _ in range(3):
+                dist.send(tensor, 9) if rank == 0 else dist.recv(tensor, 0)
+                dist.recv(tensor, 9) if rank == 0 else dist.send(tensor, 0)
+            assert tensor[-1].item() == 0
+        dist.monitored_barrier()
+        return [tensor[2].item() for tensor in found]
 
-    texts = run_ranks(17, script)
-    assert "no link with rank 5: in a group of more than 16 peers" in texts[0]
-    assert "form a group of only these two" in texts[5]
+    assert run_ranks(17, script) == [[float((rank - 5) % 17), float((rank - 8) % 17)] for rank in range(17)]

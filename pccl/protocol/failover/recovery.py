@@ -397,7 +397,7 @@ def take_over(
             _flush(state, group)
     how = "in the same view" if recovered.is_unchanged else "in a new view"
     without = f", without peers {recovered.missing}" if recovered.missing else ""
-    state.log("warning", f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
+    state.log(options.takeover_level, f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
     return master
 
 

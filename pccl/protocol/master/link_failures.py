@@ -96,7 +96,8 @@ class LinkFailures:
         group = state.groups.get(member.hello.group)
         if message.made_in < state.made_in.get(pair, 0) or group is None:
             return
-        if pair not in topology.linked_pairs(group.ring):
+        is_on_demand = topology.are_linked_on_demand(group.ring, *pair)
+        if not (group.running if is_on_demand else pair in topology.linked_pairs(group.ring)):
             return
         self._liveness.link_cut(member.peer, message.peer)
         if pair in self._relink or self._liveness.is_dead(other):
@@ -105,8 +106,9 @@ class LinkFailures:
             return
         text = f"{member} lost its link to {other}: {message.reason}"
         self._unlogged[pair] = text, {**member.about, "other": message.peer}
-        self._relinks[pair] = self._relinks.get(pair, 0) + 1
-        if self._relinks[pair] > RELINKS_MAX:
+        if not is_on_demand:
+            self._relinks[pair] = self._relinks.get(pair, 0) + 1
+        if self._relinks.get(pair, 0) > RELINKS_MAX:
             self._worn[pair] = message.reason
         self._relink.add(pair)
         state.stop(group)

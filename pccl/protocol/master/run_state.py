@@ -42,6 +42,8 @@ class MasterOptions:
     """Number of first peers: newcomers wait until this many have connected, and one view admits them all."""
     run_name: str = ""
     """The user's name for the run (`Hello.run_name`)."""
+    takeover_level: str = "warning"
+    """The log level of a takeover."""
 
     @property
     def answer_limit_s(self) -> float:

@@ -11,6 +11,11 @@ over from the others while it works (`native/src/wire.h`). With several engine t
 to one thread on both sides. Every link begins with one connection per thread. Each thread replaces its own lost
 connections and adds further ones.
 
+*On demand.* In a large group, peers that are not neighbours link at their first point-to-point op (`reach`): the op is
+submitted at once and waits in the engine for the link. Each end makes its half by itself, so the end that waits for
+the other to dial has no time limit. A new epoch closes these links at both ends. If a link cannot be made, the dialer
+gives the pair's ops up; if it breaks, the master flushes the group, as for any link.
+
 A link without connections is lost. If the other end has not noticed yet and still dials, its connections are refused
 until the next view remakes the link.
 
@@ -24,11 +29,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from math import inf
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import METRICS_KEPT_MAX, LinkMetric
 from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outbox, PeerLog
-from pccl.protocol.topology import linked_peers, neighbours
+from pccl.protocol.topology import are_linked_on_demand, linked_peers, neighbours
 
 LINK_SHARE = 0.5
 """The maximum silence of a link, as a share of the peer timeout. Remaking the link may take as long again."""
@@ -81,6 +87,10 @@ class _Link:
     connections: int
     """Connections needed before the link is up."""
     dial: bool
+    is_on_demand: bool = False
+    """Whether the ring did not need the link when it was made."""
+    has_ops: bool = False
+    """Whether point-to-point ops of this peer use the link although the ring does not need it."""
     connected: int = 0
     is_up: bool = False
     """Whether these connections are established. From then on, more may be added, and all but the last may break."""
@@ -114,6 +124,8 @@ class Links:
         self._own = 0
         self._members: Mapping[int, m.PeerInfo] = {}
         self._target = _Target()
+        self._epoch_view = 0
+        """The last view that began an epoch."""
         self._links: dict[int, _Link] = {}
         self._last_link = 0
         self._broken: dict[int, m.LinkLost] = {}
@@ -131,6 +143,17 @@ class Links:
 
     def number_of(self, peer: int) -> int:
         link = self._links.get(peer)
+        return link.link if link is not None else 0
+
+    def reach(self, peer: int) -> int:
+        """Return the number of the link for a point-to-point op, which is made first if the ring does not need it.
+        Return 0 if it was just lost."""
+        link = self._links.get(peer)
+        if self._is_on_demand(peer):
+            if link is None and peer not in self._broken:
+                link = self._make(peer, self._epoch_view, dial=self._own > peer, is_on_demand=True)
+            if link is not None:
+                link.has_ops = True
         return link.link if link is not None else 0
 
     def peer_at(self, link: int) -> int | None:
@@ -151,7 +174,7 @@ class Links:
     def lost_needed(self, ring: Sequence[int], is_meshed: bool) -> Iterator[m.LinkLost]:
         """Yield the lost links of the installed view that its ops need."""
         for lost in self._broken.values():
-            if is_meshed or lost.peer in neighbours(ring, self._own):
+            if is_meshed or lost.peer in neighbours(ring, self._own) or self._is_on_demand(lost.peer):
                 yield lost
 
     @property
@@ -170,11 +193,14 @@ class Links:
 
     def prepare(self, relinked: Collection[int]) -> None:
         """Make the links that the view needs, after closing all others and those with `relinked` peers."""
+        ring, self._epoch_view = self._target.ring, self._target.view
         for peer in relinked:
             self._drop(peer)
-        for peer in [peer for peer in self._links if peer not in self._members]:
+        for peer in [link.peer for link in self._links.values() if link.is_on_demand or link.peer not in self._members]:
             self._drop(peer)
-        ring = self._target.ring
+        for link in self._links.values():
+            link.has_ops = False
+        self._broken = {peer: lost for peer, lost in self._broken.items() if not self._is_on_demand(peer)}
         for peer in linked_peers(ring, self._own):
             if peer not in self._links:
                 is_needed = peer in neighbours(ring, self._own)
@@ -210,7 +236,7 @@ class Links:
         if found is None:
             return None
         self._drop(found.peer)
-        if found.peer not in self._members or not self._is_wanted(found.peer):
+        if found.peer not in self._members or not (found.has_ops or self._is_wanted(found.peer)):
             return None
         lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX])
         self._broken[found.peer] = lost
@@ -324,12 +350,15 @@ class Links:
             return f"the link with peer {peer} was made again in view {self._made_in[peer]}"
         link = self._links.get(peer)
         lost = self._broken.get(peer)
+        is_on_demand = self._is_on_demand(peer)
+        if is_on_demand and link is None and made_in < self._epoch_view:
+            return f"the epoch of view {made_in} is over"
         if link is None and lost is not None and lost.made_in == made_in:
             return f"the link with peer {peer} of view {made_in} was lost here"
         if link is None or link.made_in < made_in:
             # The dialer, which decides, has dropped the link that is still up here.
             self._drop(peer)
-            link = self._make(peer, made_in, dial=False)
+            link = self._make(peer, made_in, dial=False, is_on_demand=is_on_demand)
         if link.connected >= LINK_CONNECTIONS_MAX:
             return f"the link with peer {peer} has {link.connected} connections already"
         return link.link
@@ -344,6 +373,9 @@ class Links:
     def _is_wanted(self, peer: int) -> bool:
         return peer in linked_peers(self._target.ring, self._own)
 
+    def _is_on_demand(self, peer: int) -> bool:
+        return are_linked_on_demand(self._target.ring, self._own, peer)
+
     def _give_up(self, peer: int, reason: str) -> None:
         if self._target.is_open:
             self._target.failed[peer] = reason
@@ -351,18 +383,28 @@ class Links:
     def _begun_with(self, member: m.PeerInfo) -> int:
         return max(self._connections, member.connections, self.engine_threads)
 
-    def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
+    def _make(
+        self,
+        peer: int,
+        made_in: int,
+        dial: bool,
+        is_urgent: bool = False,
+        is_needed: bool = True,
+        is_on_demand: bool = False,
+    ) -> _Link:
         """Begin to make a link. `is_urgent`: it broke before. `is_needed`: the group cannot run without the link."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
         reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)
         if is_urgent and not is_needed and not dial:
             timeout_s = min(timeout_s, reach_s + GRACE_S)
+        if is_on_demand and not dial:
+            timeout_s = inf
         if peer in self._broken and self._broken[peer].made_in < made_in:
             del self._broken[peer]
         self._made_in[peer] = made_in
         self._last_link += 1
-        link = self._links[peer] = _Link(self._last_link, peer, made_in, self._begun_with(member), dial)
+        link = self._links[peer] = _Link(self._last_link, peer, made_in, self._begun_with(member), dial, is_on_demand)
         self._outbox.emit(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
 

@@ -49,7 +49,7 @@ from pccl.protocol.peer.group_calls import GroupCalls
 from pccl.protocol.peer.links import LINK_TIMEOUT_S_MIN, Links, Measurements
 from pccl.protocol.peer.ops import Ops, failure_of
 from pccl.protocol.peer.view import KnownViews, View
-from pccl.protocol.topology import linked_peers
+from pccl.protocol.topology import are_linked_on_demand, linked_peers
 from pccl.types import Result
 
 
@@ -60,6 +60,7 @@ class Peer:
         self.site = ""
         self.site_size = 0
         self.outlives_masters = outlives_masters
+        self.master_loss_level = "warning"
         self.obstacle = ""
         """Why the master delays this peer's admission; empty if it only waits for the other peers."""
         self.term = 0
@@ -81,7 +82,8 @@ class Peer:
         self.drain = self._outbox.drain
         self._measurements = Measurements()
         self.links = Links(self._outbox, connections, may_grow)
-        self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
+        links = self.links
+        self.ops = Ops(self._outbox, links.number_of, links.reach, is_blocked=lambda: self._calls.is_exclusive)
         self._calls = GroupCalls(self._outbox, self.ops)
         # Direct references, because a forwarding method would cost each small op another Python call.
         self.deadline, self.tick = self.ops.deadline, self.ops.tick
@@ -168,7 +170,7 @@ class Peer:
 
     def link_lost(self, link: int, reason: str) -> None:
         lost = self.links.lost(link, reason)
-        if lost is not None:
+        if lost is not None and (self.ops.is_running or not self._is_on_demand(lost.peer)):
             self._outbox.send(lost)
             self._answer_prepare()
 
@@ -179,11 +181,17 @@ class Peer:
         return is_wanted
 
     def link_failed(self, link: int, reason: str) -> None:
+        peer = self.links.peer_at(link)
         failed = self.links.failed(link, reason)
+        if peer is not None and self._is_on_demand(peer):
+            self.ops.give_up_pair(peer, f"no link between peer {self.peer} and {reason}")
         self._answer_prepare()
         prepared = self.views.prepared
         if failed is not None and prepared is not None and not prepared.answered:
             self._outbox.send(failed)
+
+    def _is_on_demand(self, peer: int) -> bool:
+        return self.view is not None and are_linked_on_demand(self.view.ring, self.peer, peer)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
         """Return the link number of an incoming connection, the reason to refuse it, or None to ask again after the
@@ -243,7 +251,7 @@ class Peer:
         if self.is_led:
             self._outbox.is_led = False
             if self.peer:  # `connect` reports the search of a newcomer
-                self._outbox.emit(PeerLog("warning", f"{reason}; searching for a master"))
+                self._outbox.emit(PeerLog(self.master_loss_level, f"{reason}; searching for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
         self._outbox.emit(SeekMaster(reason))

@@ -33,7 +33,7 @@ from pccl.protocol.peer.effects import (
     SubmitOp,
 )
 from pccl.protocol.peer.view import View, alone_in
-from pccl.protocol.topology import neighbours
+from pccl.protocol.topology import are_linked_on_demand, neighbours
 from pccl.types import Result
 
 STALL_AFTER_S = 2.0
@@ -41,10 +41,12 @@ STALL_AFTER_S = 2.0
 
 
 class Ops:
-    def __init__(self, outbox: Outbox, link_to: LinkTo, is_blocked: Callable[[], bool]) -> None:
-        """`is_blocked` returns whether an exclusive group call is in progress."""
+    def __init__(self, outbox: Outbox, link_to: LinkTo, reach: LinkTo, is_blocked: Callable[[], bool]) -> None:
+        """`reach` is `link_to` for point-to-point ops. `is_blocked` returns whether an exclusive group call is in
+        progress."""
         self._outbox = outbox
         self._link_to = link_to
+        self._reach = reach
         self._plain: tuple[View, tuple[int, ...], SubmitOp | None] | None = None
         """A view, the links to its peers, and the plain start that they allow."""
         self._is_blocked = is_blocked
@@ -96,6 +98,11 @@ class Ops:
                 self._outbox.emit(FreezeOp(op))
             else:
                 self._report_failure(entry)
+
+    def give_up_pair(self, other: int, reason: str) -> None:
+        """Abort the point-to-point ops with a peer because their link cannot be made."""
+        for op in [op for op in self._undecided.values() if op.pair is not None and op.pair[0] == other]:
+            self.cancel(op.op, Result.RANK_CONNECTION_FAILED, reason)
 
     def expedite(self, op: int) -> bool:
         """Report an op's verdict without waiting for the next view. Return False if there is no verdict yet."""
@@ -222,7 +229,7 @@ class Ops:
             op.failure = promised
             op.has_voted_abort = True
         self._submit(op, ref)
-        self._outbox.emit(submission(view, op, ref, self._link_to))
+        self._outbox.emit(submission(view, op, ref, self._link_to if op.pair is None else self._reach))
 
     def _submit(self, op: Op, ref: OpRef) -> None:
         op.move(OpState.RUNNING)
@@ -506,10 +513,12 @@ def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
     other = pair[0]
     if other not in view.ring:
         return Result.RANK_CONNECTION_LOST, f"peer {other} has left; call again with a rank of the current group"
-    if not view.is_meshed and other not in neighbours(view.ring, view.peer):
+    if view.is_meshed or are_linked_on_demand(view.ring, view.peer, other):
+        return None
+    if other not in neighbours(view.ring, view.peer):
         return (
             Result.INVALID_USAGE,
-            f"no link with peer {other}: in a group of more than 16 peers, or with a failed link, only neighbors in "
+            f"no link with peer {other}: some of this group's peers cannot connect to each other, so only neighbors in "
             "the ring are linked; form a group of only these two",
         )
     return None

@@ -303,6 +303,8 @@ class SessionOptions:
     """Time limit for finding a lost master or its successor."""
     segment_bytes: int = 0
     force_poll: bool = False
+    is_quiet: bool = False
+    """Whether lost masters, the first peer that leaves on purpose, and all later losses are logged at INFO."""
     system: System = SYSTEM
     new_engine: Callable[[int, int, bool], Engine] = Engine
     """Creates the engine from the arguments of `Engine`."""

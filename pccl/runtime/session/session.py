@@ -96,6 +96,7 @@ class PeerSession:
         self._machine = machine = Peer(options.group, options.connections, options.may_grow, outlives_masters=True)
         machine.site, machine.site_size = options.site, options.site_size
         machine.links.may_use_udp = datagrams.is_available()
+        machine.master_loss_level = "info" if options.is_quiet else "warning"
         self._master = master = MasterConnection(connection, address)
         self._logger = about = AboutLogger(logger, self._about)
         self._lifetime = lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))
@@ -398,7 +399,10 @@ class PeerSession:
         for peer, reason in effect.lost:
             self.left_out_by[peer] = view.view
             self.losses[peer] = reason
-            level = logging.INFO if reason == LEFT else logging.WARNING
+            is_normal = reason == LEFT
+            if self._options.is_quiet:
+                is_normal = any(each.startswith(LEFT) for each in self.losses.values())  # the group is at its end
+            level = logging.INFO if is_normal else logging.WARNING
             what = f"{self.named(peer)} was lost: {reason}"
             self._logger.log(level, "%s; %d of its group remain", what, view.world_size, extra={"other": peer})
             self._state_sync.lost(peer, reason)

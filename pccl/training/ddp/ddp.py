@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -43,7 +43,7 @@ from pccl.training.group.membership import Churn, Membership, alike, fingerprint
 from pccl.training.group.relaunch import Compression, CompressionWord, own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Snapshot, is_one_file
-from pccl.training.state.replica import default_torch_arithmetic, layout_of, named_parameters
+from pccl.training.state.replica import as_real, default_torch_arithmetic, layout_of, named_parameters
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, Stateful
 from pccl.training.state.torch_state import (
     HeldTensors,
@@ -66,6 +66,7 @@ from pccl.training.step import (
     checked_weight,
     encoded_max,
     nonfinite_text,
+    shorten,
 )
 
 _of_thread = threading.local()
@@ -198,7 +199,7 @@ class DDP(TrainingLoop):
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         named = named_parameters(module)
         for name, parameter in named.items():
-            TensorInfo.from_torch(parameter.detach(), name)  # raises before anything is changed
+            TensorInfo.from_torch(as_real(parameter.detach()), name)  # raises before anything is changed
         names = {id(p): name for name, p in named.items()}
         for parameter in optimized(optimizer):
             if id(parameter) not in names:
@@ -229,7 +230,8 @@ class DDP(TrainingLoop):
             version=self._held.version,
         )
         self._replicated.fix_steps()
-        infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._held.tensors, **options}.items()]
+        tensors = {**self._held.tensors, **options}
+        infos = [TensorInfo.from_torch(as_real(tensor), name) for name, tensor in tensors.items()]
         self._state = SharedState([*infos, *self._replicated.infos()])
         alike_options = {
             "class": type(self).__name__,
@@ -491,16 +493,14 @@ class DDP(TrainingLoop):
         self._gradients.forget_weights()
         self._scalers.forget()
 
-    @contextmanager
-    def _step(self, func_name: str, *, rejoins: bool = True) -> Iterator[GroupStep]:
+    def _step(self, func_name: str, *, rejoins: bool = True) -> AbstractContextManager[GroupStep]:
         if self._has_failed:
             text = (
                 "the optimizer failed during a step, and this peer's parameters may differ from the others': "
                 "close the communicator and join again"
             )
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
-        with self._group_step(func_name, rejoins=rejoins) as step:
-            yield step
+        return self._group_step(func_name, rejoins=rejoins)
 
     @property
     def batch_size(self) -> int:
@@ -649,7 +649,7 @@ class DDP(TrainingLoop):
 
     def _take(self, number: int, i: int) -> None:
         if self._replicated.failure is not None:
-            raise self._replicated.failure
+            raise self._replicated.failure.with_traceback(None)
         if self._synchronized is not None:
             raise RuntimeError(
                 "a backward pass after ddp.synchronize() would add this peer's own gradients to the averages: call "
@@ -666,4 +666,5 @@ class DDP(TrainingLoop):
             self._gradients.take(number, i, self.revision)
         except PCCLError as error:
             if not self._membership.may_rejoin(error):  # otherwise `step` rejoins
+                shorten(error)
                 raise

@@ -26,7 +26,7 @@ import numpy as np
 
 from pccl import Communicator, QuantizationOptions, ReduceOp
 from pccl.training.group.relaunch import Compression, Outcome, Relaunched, average, combined
-from pccl.training.state.replica import default_torch_arithmetic
+from pccl.training.state.replica import as_real, default_torch_arithmetic
 
 BUCKET_BYTES = 4 << 20
 WORD_BYTES = 8
@@ -38,16 +38,17 @@ ALL = -1
 
 
 class FlatBuffer:
-    """A flat tensor and its views in the shapes of parameters."""
+    """A flat tensor of real numbers and its views in the shapes of parameters, which may be complex."""
 
     def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
         first = parameters[0]
         counts = [p.numel() for p in parameters]
         size_bytes = sum(counts) * first.element_size()
         memory = torch.zeros(-(-size_bytes // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=first.device)
-        self.flat = memory[:size_bytes].view(first.dtype)
+        whole = memory[:size_bytes].view(first.dtype)
+        self.flat = as_real(whole).view(-1)
         # `data` has its own version counter.
-        parts = zip(self.flat.split(counts), parameters, strict=True)
+        parts = zip(whole.split(counts), parameters, strict=True)
         # With the parameters' own strides, which may be those of torch.channels_last.
         self.views = [part.as_strided(p.shape, p.stride(), part.storage_offset()).data for part, p in parts]
         self._words = memory.view(torch.int64)

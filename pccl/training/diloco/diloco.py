@@ -362,7 +362,7 @@ class OuterLoop(TrainingLoop):
             self._replicated.buffers.show()
             for tensor in optimizer_tensors(self._inner).values() if hasattr(self._inner, "param_groups") else ():
                 held = local_shard(tensor)
-                if held.is_floating_point() and not held.isfinite().all():
+                if not held.isfinite().all():
                     held.zero_()
         return is_finite
 

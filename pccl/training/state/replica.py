@@ -49,6 +49,11 @@ def local_shard(tensor: Any) -> Any:
     return tensor.detach().to_local()
 
 
+def as_real(tensor: Any) -> Any:
+    """Return a view of a complex tensor as real numbers, with a last dimension of 2. Return other tensors unchanged."""
+    return sys.modules["torch"].view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def describe(tensor: Any) -> str:
     """Return the place of a shard in its site, the same at all sites; "" if the tensor is not distributed."""
     if not is_distributed(tensor):
@@ -177,7 +182,7 @@ class TorchPart:
         self.count = sum(self._sizes)
 
     def _shards(self) -> list[Any]:
-        return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
+        return [self._torch.atleast_1d(as_real(local_shard(parameter)))[rows] for parameter, rows in self._pieces]
 
     def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
         parts = self._torch.from_numpy(vector).split(self._sizes)
@@ -205,21 +210,25 @@ class TorchPart:
 
 
 class TorchReplica(TorchPart):
-    """The parameters of a module that require gradients. Other parameters, and buffers, are left unchanged."""
+    """The parameters of a module that require gradients, complex ones as real numbers. Other parameters, and buffers,
+    are left unchanged."""
 
     def __init__(self, torch: Any, module: Any) -> None:
         named = [(name, p) for name, p in named_parameters(module).items() if p.requires_grad]
         if not named:
             raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
         for name, parameter in named:
-            if not parameter.is_floating_point():
-                raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                raise ValueError(
+                    f"parameter {name!r} is {parameter.dtype}; only floats and complex numbers are trained"
+                )
             if parameter.is_meta:
                 raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module first")
         super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
-        self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
+        is_double = any(p.dtype in (torch.float64, torch.complex128) for _, p in named)
+        self.dtype = np.dtype(np.float64 if is_double else np.float32)
         self.layout = layout_of(dict(named))
-        self.shapes = {name: tuple(local_shard(p).shape) for name, p in named}
+        self.shapes = {name: tuple(as_real(local_shard(p)).shape) for name, p in named}
 
     def split(self, count: int) -> list[TorchPart]:
         parts = _rows([shard.shape for shard in self._shards()], count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
+from pccl.protocol import topology
 from pccl.protocol.master.link_failures import RELINKS_MAX
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
@@ -235,3 +236,19 @@ def test_lost_links_are_logged() -> None:
     rig.hear(2, m.LinkLost(rig.master.state.view, 1, "reset"))
     rig.answer()
     assert "peer 2 (n2) lost its link to peer 1 (n1): reset" in rig.logged
+
+
+def test_broken_link_made_on_demand_begins_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers 1 and 3 are not neighbors in a ring that counts as large."""
+    monkeypatch.setattr(topology, "MESH_PEERS_MAX", 3)
+    rig = Rig(0, 0, 0, 0)
+    for _ in range(2 * RELINKS_MAX):
+        view = rig.master.state.view
+        rig.hear(1, m.LinkLost(view, 3, "reset"))
+        effects = rig.effects
+        assert any(isinstance(message, m.Flush) for message in rig.told(2))
+        rig.hear(3, m.LinkLost(view, 1, "reset"))
+        rig.effects = effects + rig.effects
+        rig.answer()
+        assert rig.master.state.installed_view == view + 1
+    assert rig.master.state.accepted == [1, 2, 3, 4]

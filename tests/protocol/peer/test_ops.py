@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from pccl.protocol import messages as m
@@ -180,7 +182,6 @@ def test_pair_op_with_left_peer_fails(rig: Rig) -> None:
     ]
 
 
-@pytest.mark.usefixtures("no_mesh")
 def test_pair_op_without_link_fails() -> None:
     rig = Rig()
     rig.join([1, 2, 3, 4])
@@ -189,3 +190,69 @@ def test_pair_op_without_link_fails() -> None:
     assert isinstance(result, ps.OpResult)
     assert result.code is Result.INVALID_USAGE
     assert "no link with peer 4" in result.reason
+
+
+@pytest.fixture
+def large() -> Rig:
+    """Peer 2 in a ring of five that counts as large: no links with peers 4 and 5."""
+    rig = Rig()
+    rig.join([1, 2, 3, 4, 5])
+    return rig
+
+
+@pytest.mark.usefixtures("no_mesh")
+class TestLinksOnDemand:
+    def test_pair_op_makes_its_link(self, large: Rig) -> None:
+        (made, submitted) = large.launch(1, pair=(5, True))
+        assert isinstance(made, ps.MakeLink)
+        assert (made.member.peer, made.made_in, made.dial, made.timeout_s) == (5, 1, False, inf)
+        assert isinstance(submitted, ps.SubmitOp)
+        assert submitted.links == (0, made.link)
+        assert large.machine.link_offered(5, 1) == made.link
+        (again,) = large.launch(2, pair=(5, False))
+        assert isinstance(again, ps.SubmitOp)
+        assert again.links == (made.link, 0)
+
+    def test_offer_makes_the_link(self, large: Rig) -> None:
+        link = large.machine.link_offered(5, 1)
+        assert [effect.link for effect in of(ps.MakeLink, large.effects())] == [link]
+        (submitted,) = large.launch(1, pair=(5, True))
+        assert isinstance(submitted, ps.SubmitOp)
+        assert submitted.links == (0, link)
+
+    def test_link_that_cannot_be_made_fails_its_ops(self) -> None:
+        rig = Rig()
+        rig.join([5, 2, 4, 1, 3])
+        made = rig.launch(1, pair=(1, True))[0]
+        assert isinstance(made, ps.MakeLink)
+        assert made.dial
+        rig.machine.link_failed(made.link, "peer 1: refused")
+        assert of(ps.FreezeOp, rig.effects()) == [ps.FreezeOp(1)]
+        rig.machine.op_frozen(1)
+        (failed,) = said(rig.effects())
+        assert isinstance(failed, m.OpFailed)
+        assert failed.code is Result.RANK_CONNECTION_FAILED
+        assert failed.reason == "no link between peer 2 and peer 1: refused"
+        again = rig.launch(2, tag=8, pair=(1, True))[0]
+        assert isinstance(again, ps.MakeLink)
+
+    @pytest.mark.parametrize("has_ops", [True, False])
+    def test_broken_link_with_ops_is_reported(self, large: Rig, has_ops: bool) -> None:
+        link = large.machine.link_offered(5, 1)
+        assert isinstance(link, int)
+        large.connect(5)
+        if has_ops:
+            large.launch(1, pair=(5, True))
+        large.machine.link_lost(link, "reset")
+        assert said(large.effects()) == ([m.LinkLost(1, 5, "reset")] if has_ops else [])
+        refused = "the link with peer 5 of view 1 was lost here"
+        assert (large.machine.link_offered(5, 1) == refused) == has_ops
+
+    def test_new_epoch_closes_the_link(self, large: Rig) -> None:
+        (made, _) = large.launch(1, pair=(5, True))
+        assert isinstance(made, ps.MakeLink)
+        assert ps.CloseLink(made.link) in large.hear(prepare([1, 2, 3, 4, 5], 2))
+        large.machine.link_lost(made.link, "closed by the other end")
+        assert said(large.effects()) == []
+        assert large.machine.link_offered(5, 1) == "the epoch of view 1 is over"
+        assert isinstance(large.machine.link_offered(5, 2), int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,18 @@ def test_optimizer_that_needs_sparse_gradients_is_refused(master: MasterNode) ->
     module = torch.nn.Embedding(4, 2, sparse=True)
     with pytest.raises(TypeError, match="SparseAdam needs sparse gradients, which cannot be averaged"):
         DDP(Communicator(master.address), module, torch.optim.SparseAdam(list(module.parameters())))
+
+
+def test_tracebacks_show_no_inner_frames(master: MasterNode) -> None:
+    (peer,) = cluster_of(master, 1, rejoin=False)
+    found = loss(peer.ddp, 0, 0)
+    peer.communicator.close()
+
+    def frames_of(call: Callable[[], object]) -> list[str]:
+        with pytest.raises(PCCLError) as caught:
+            call()
+        return [entry.name for entry in caught.traceback if "/pccl/" in str(entry.path)]
+
+    assert len(frames_of(found.backward)) <= 2
+    for name in ("step", "synchronize", "abandon", "finish"):
+        assert len(frames_of(getattr(peer.ddp, name))) <= 2, name
