@@ -70,6 +70,12 @@ METHODS = {
     "dct 256": diloco(50, 1.0, 0, "--compression dct=256"),
     "muon dct 256": diloco(50, 1.0, 0, f"{MUON} --compression dct=256"),
     "randomk 1/16": diloco(50, 1.0, 0, "--compression randomk=0.0625"),
+    "dgc 1/16": diloco(50, 1.0, 0, "--compression dgc=0.0625,0.6"),
+    "muon dgc 1/16": diloco(50, 1.0, 0, f"{MUON} --compression dgc=0.0625,0.6"),
+    "muon per layer": diloco(50, 1.0, 0, f"{MUON} --compression perlayer=4400"),
+    "muon 1-bit adam": diloco(50, 1.0, 0.6, f"{MUON} --compression onebitadam=4 --decay 0.4"),
+    "muon sketch": diloco(50, 1.0, 0, f"{MUON} --compression sketch=0.25"),
+    "muon arc 1/16": diloco(50, 1.0, 0, f"{MUON} --compression arc=0.0625"),
 }
 CHURN = " with kills"
 Results = dict[str, dict[str, dict[str, Any]]]
