@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -240,6 +241,13 @@ def test_compare_spsa_with_torch() -> None:
     pytest.importorskip("torch")
     options = ["--steps", "10", "--pretrain", "1", "--peers", "2", "--only", "one", "peers"]
     assert _last_line("examples/compare_spsa.py", *options).endswith("| 10 | 0, 0 | the same bits |")
+
+
+@pytest.mark.slow
+def test_saddle_point_is_found_with_fewer_bytes() -> None:
+    fields = [re.split("[ ,]+", line) for line in _run("-n", "4", "examples/saddle_point.py")]
+    sent = {name: float(megabytes) for _, name, _, _, _, left, megabytes, _ in fields if float(left) < 1e-4}
+    assert sent["MASHA2"] < sent["MASHA1"] < sent["extragradient"]
 
 
 def test_ddp_digits_with_torch(tmp_path: Path) -> None:

@@ -71,6 +71,10 @@ def averaged(compressors: Sequence[Compressor], vectors: Sequence[Any], peers: t
     return means[0]
 
 
+def residuals(compressors: Sequence[Any]) -> Any:
+    return np.array([each._residual for each in compressors], float)
+
+
 @pytest.fixture(params=MAKERS)
 def compressor(request: pytest.FixtureRequest) -> Compressor:
     made = MAKERS[request.param]()
@@ -274,8 +278,9 @@ def test_residuals_and_averages_of_several_peers_add_up_to_their_vectors(compres
         each.decay = 1.0
     for _ in range(6):
         total += averaged(compressors, vectors)
-    residuals = [each._residual for each in compressors if each._residual is not None]
-    np.testing.assert_allclose(total + np.mean(residuals, axis=0), 6 * np.mean(vectors, axis=0), rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(
+        total + np.mean(residuals(compressors), axis=0), 6 * np.mean(vectors, axis=0), rtol=1e-3, atol=1e-2
+    )
 
 
 def test_dgc_corrects_masks_and_clips_momentum() -> None:
@@ -300,8 +305,8 @@ def test_dgc_corrects_masks_and_clips_momentum() -> None:
         compressor.compress(vector, (0, 1, 2, 3))  # as after an aborted average
         assert compressor._velocity is before
         compressor.commit()
-        np.testing.assert_allclose(compressor._velocity, velocity, atol=1e-4)
-        np.testing.assert_allclose(compressor._residual, residual, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(compressor._velocity), velocity, atol=1e-4)
+        np.testing.assert_allclose(residuals([compressor])[0], residual, atol=1e-4)
     plain = compressor.compress(vector, (0, 1))
     assert compressor._velocity is None
     compressor.forget()
@@ -318,13 +323,13 @@ def test_dgc_lowers_the_density_as_in_the_paper() -> None:
 
 
 def test_one_bit_adam_freezes_the_variances_of_the_warm_up() -> None:
-    scales = np.repeat(np.float32([0.1, 1, 10, 100]), 64)
+    scales = np.repeat(np.array([0.1, 1, 10, 100], np.float32), 64)
     compressors = [OneBitAdam(3, block=128) for _ in range(2)]
     squares = np.zeros(256)
     for step in range(3):
         vectors = [scales * vector_of(2 * step + peer, 256) for peer in range(2)]
         mean = averaged(compressors, vectors)
-        np.testing.assert_allclose(mean, np.mean(vectors, axis=0), rtol=0.05, atol=1)
+        assert (np.abs(mean - np.mean(vectors, axis=0)) < 0.02 * scales).all()
         squares += mean.astype(float) ** 2 / 3
     deviations = np.maximum(np.sqrt(squares), np.sqrt(squares).max() / 256)
     for step in range(3, 6):
@@ -402,26 +407,19 @@ def test_sketch_finds_what_only_the_sum_of_the_vectors_has() -> None:
     ]
 
 
-def test_arc_top_k_sends_the_same_rows_on_all_peers() -> None:
-    compressors, vectors = (
-        [ARCTopK(0.25, width=16, sketch=16) for _ in range(2)],
-        [vector_of(seed, 32 * 16) for seed in (0, 1)],
-    )
-    for vector in vectors:
-        vector[5 * 16 : 9 * 16] *= 100
+def test_arc_top_k_sends_the_rows_that_are_largest_in_the_average_on_all_peers() -> None:
+    random = np.random.default_rng(0)
+    scales = (1.3 ** random.permutation(32)).repeat(16).astype(np.float32)
+    vectors = [vector_of(seed, 512) * scales for seed in (0, 1)]
+    compressors = [ARCTopK(0.25, width=16, sketch=512) for _ in range(2)]  # so many that the norms are almost exact
     averaged(compressors, vectors)
-    for _ in range(3):
-        waiting = np.mean([each._residual for each in compressors], axis=0).astype(float).reshape(32, 16)
-        codes = [each.encode(vector) for each, vector in zip(compressors, vectors, strict=True)]
-        sent = [
-            set(np.flatnonzero(decoded(each, code, 512).reshape(32, 16).any(axis=1)).tolist())
-            for each, code in zip(compressors, codes, strict=True)
-        ]
-        assert sent[0] == sent[1]
-        assert len(sent[0]) == 8
-        # As many random vectors as elements estimate the norms well.
-        norms = np.sqrt((waiting**2).sum(axis=1))
-        assert norms[sorted(sent[0])].mean() > np.sort(norms)[-16:-8].mean()
+    for _ in range(2):
+        waiting = np.mean(residuals(compressors), axis=0).reshape(32, 16)
+        largest = np.argsort(-np.linalg.norm(waiting, axis=1))[:8]
+        for each, vector in zip(compressors, vectors, strict=True):
+            sent = decoded(each, each.encode(vector), 512).reshape(32, 16)
+            np.testing.assert_array_equal(np.flatnonzero(sent.any(axis=1)), np.sort(largest))
+            np.testing.assert_allclose(sent[largest], vector.reshape(32, 16)[largest], rtol=2**-8)
         averaged(compressors, vectors)
 
 
@@ -440,7 +438,7 @@ def test_densities_of_layers_minimize_the_error_within_the_budget() -> None:
         errors = [random.random(4).tolist() for _ in range(5)]
 
         def error(choices: Sequence[int], errors: Any = errors) -> float:
-            return sum(row[choice] for row, choice in zip(errors, choices, strict=True))
+            return float(sum(row[choice] for row, choice in zip(errors, choices, strict=True)))
 
         possible = [
             choices
