@@ -551,8 +551,19 @@ def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
     close(peers)
 
 
-def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
-    peers = cluster_with(master, 3, lambda: TopK(0.5, chunk=8))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TopK(0.5, chunk=8),
+        lambda: DGC(0.5, chunk=8),
+        lambda: OneBitAdam(1),
+        lambda: Sketch(0.5),
+        lambda: ARCTopK(0.5, width=4),
+    ],
+    ids=["top-k", "DGC", "1-bit Adam", "sketch", "ARC"],
+)
+def test_peer_lost_during_average_is_left_out(master: MasterNode, make: Callable[[], Compressor]) -> None:
+    peers = cluster_with(master, 3, make)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)
@@ -562,7 +573,7 @@ def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
         thread.result()
     assert_parity([*peers, leaver])
     assert [peer.worlds for peer in peers] == [[3, 3, 2, 2, 2]] * 2
-    newcomer = Peer(master.address, 2, compression=TopK(0.5, chunk=8))
+    newcomer = Peer(master.address, 2, compression=make())
 
     def three_have_met_twice(peer: Peer) -> bool:
         return peer.worlds[-2:] == [3, 3]
