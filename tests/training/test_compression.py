@@ -26,8 +26,8 @@ from pccl.training.compression import (
     Sketch,
     TopK,
 )
+from pccl.training.compression.averages import first_largest
 from pccl.training.compression.matrices import cosines
-from pccl.training.compression.sketches import first_largest
 from pccl.training.compression.sparse import least
 from tests.support.cluster import Background, outcomes, results, together, until
 from tests.training.peers import Peer, assert_close, assert_parity, cluster_of, each_runs, new_model
@@ -387,24 +387,28 @@ def test_sketch_finds_what_only_the_sum_of_the_vectors_has() -> None:
     np.testing.assert_allclose(found[heavy], common[heavy], atol=8)
     for each, vector in zip(compressors, vectors, strict=True):
         np.testing.assert_array_equal(each._residual, np.where(found == 0, vector, 0))
-    # An estimate is the median of the element's counters, times its signs.
-    sketch = Sketch(0.5, rows=3, density=1.0)
-    table = np.zeros((3, sketch._columns(count)))
-    for row in range(3):
-        for place, (column, sign) in enumerate(zip(*sketch._hashes(row, count), strict=True)):
-            table[row, column] += sign * vectors[0][place]
-    estimates = [
-        sign * table[row, column]
-        for row in range(3)
-        for column, sign in [np.array(sketch._hashes(row, count))[:, heavy[0]].astype(int)]
+
+
+def test_sketch_estimates_by_medians_of_signed_counters() -> None:
+    sketch, vector, count = Sketch(0.5, rows=3, density=1.0), vector_of(0, 300), 300
+    hashes = [list(zip(*each, strict=True)) for each in sketch._hashes(count)]
+    table = np.zeros((3, 50))
+    for row, places in enumerate(hashes):
+        for (column, sign), value in zip(places, vector, strict=True):
+            table[row, column] += sign * value
+    expected = [
+        np.median([sign * table[row, hashes[row][place][0]] for row, sign in enumerate(signs)])
+        for place in range(count)
+        for signs in [[each[place][1] for each in hashes]]
     ]
-    found = decoded(sketch, sketch.encode(vectors[0]), count)
-    np.testing.assert_allclose(found[heavy[0]], np.median(estimates), rtol=0.02)
+    np.testing.assert_allclose(decoded(sketch, sketch.encode(vector), count), expected, rtol=2**-8)
+    sketch.step = 1
+    assert [each[0][:5].tolist() for each in sketch._hashes(count)] != [
+        [column for column, _ in row[:5]] for row in hashes
+    ]
     # The places must not change between versions.
-    assert [np.array(each[:5]).astype(int).tolist() for each in Sketch()._hashes(0, 1000)] == [
-        [21, 17, 24, 33, 21],
-        [-1, 1, 1, 1, -1],
-    ]
+    columns, signs = next(Sketch()._hashes(1000))
+    assert [columns[:5].tolist(), signs[:5].tolist()] == [[21, 17, 24, 33, 21], [-1, 1, 1, 1, -1]]
 
 
 def test_arc_top_k_sends_the_rows_that_are_largest_in_the_average_on_all_peers() -> None:

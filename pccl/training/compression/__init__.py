@@ -9,11 +9,10 @@ Decoding uses only NumPy's elementwise float32 operations, tables of exact value
 bytes give equal vectors on all processors. Encoding need not be reproducible.
 """
 
+from pccl.training.compression.averages import ARCTopK, OneBitAdam, Sketch
 from pccl.training.compression.compressor import Compressor, Floats, Shapes
 from pccl.training.compression.matrices import DCTTopK, PowerSGD
-from pccl.training.compression.preconditioned import OneBitAdam
 from pccl.training.compression.quantizers import Sign
-from pccl.training.compression.sketches import ARCTopK, Sketch
 from pccl.training.compression.sparse import DGC, PerLayer, RandomK, TopK
 
 __all__ = [

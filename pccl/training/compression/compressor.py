@@ -127,4 +127,4 @@ class Compressor(ABC):
 
     def forget(self) -> None:
         """Discard the residual."""
-        self._residual = self._pending = None
+        self._residual, self._pending, self._peers = None, None, ()

@@ -53,10 +53,6 @@ class TopK(Compressor):
         fields = [(16, 2), (self._low, self._kept), (1, self._unary), (2, self._kept)]
         return list(accumulate(packed_bytes(bits, rows * count) for bits, count in fields))
 
-    def kept(self, count: int) -> int:
-        """Return how many elements of a vector of `count` are sent, or more."""
-        return math.ceil(count / self.chunk) * self._kept
-
     def bound(self, count: int) -> int:
         return self._ends(count)[-1]
 
@@ -187,13 +183,14 @@ class DGC(Compressor):
         super().commit()
         self._velocity, self._next_velocity = self._next_velocity, None
 
-    def forget(self) -> None:
-        super().forget()
-        self._velocity = self._next_velocity = None
-
 
 _DENSITIES = (1 / 256, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _UNITS = 1 << 13
+
+
+@cache
+def _codecs(size: int) -> list[TopK]:
+    return [TopK(density, min(max(size, 8), 4096)) for density in _DENSITIES]
 
 
 def least(costs: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], units: int) -> list[int]:
@@ -236,32 +233,25 @@ class PerLayer(Compressor):
     def bound(self, count: int) -> int:
         return self.budget
 
-    @staticmethod
-    def _codecs(size: int) -> list[TopK]:
-        return [top_k(density, min(max(size, 8), 4096)) for density in _DENSITIES]
-
     def encode(self, vector: Floats) -> bytes:
         costs, errors, parts = [], [], np.split(vector, np.cumsum(self._sizes)[:-1])
         for part in parts:
             lost = np.cumsum(np.sort(part.astype(np.float64) ** 2))[::-1]  # from the elements that are not kept
-            codecs = self._codecs(part.size)
-            kept = [0, *(codec.kept(part.size) for codec in codecs)]
+            codecs = _codecs(part.size)
+            kept = [0, *(math.ceil(part.size / codec.chunk) * codec._kept for codec in codecs)]
             errors.append([float(lost[count]) if count < part.size else 0.0 for count in kept])
             unit = (self.budget - len(parts)) / _UNITS
             costs.append([0, *(math.ceil(codec.bound(part.size) / unit) for codec in codecs)])
         choices = least(costs, errors, _UNITS)
-        codes = [
-            self._codecs(part.size)[choice - 1].encode(part)
-            for part, choice in zip(parts, choices, strict=True)
-            if choice
-        ]
+        pairs = zip(choices, parts, strict=True)
+        codes = (_codecs(part.size)[choice - 1].encode(part) for choice, part in pairs if choice)
         return bytes(choices) + b"".join(codes)
 
     def decode_add(self, data: memoryview, out: Floats) -> None:
         choices, data, first = data[: len(self._sizes)], data[len(self._sizes) :], 0
         for choice, size in zip(choices, self._sizes, strict=True):
             if choice:
-                codec = self._codecs(size)[choice - 1]
+                codec = _codecs(size)[choice - 1]
                 codec.decode_add(data[: codec.bound(size)], out[first : first + size])
                 data = data[codec.bound(size) :]
             first += size

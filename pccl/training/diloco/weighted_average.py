@@ -191,12 +191,11 @@ class CompressedAverage:
         """Set the vector to the weighted mean of the decoded vectors, added up in float32 by rank."""
         total, mean = math.fsum(weights), np.empty(self._vector.size, np.float32)
         codes = [
-            memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + int(note["size"])]
-            for row, note in zip(rows, notes, strict=True)
+            (weight / total, memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + int(note["size"])])
+            for row, note, weight in zip(rows, notes, weights, strict=True)
+            if weight
         ]
-        self._compressor.average(
-            [(weight / total, code) for weight, code in zip(weights, codes, strict=True) if weight], mean
-        )
+        self._compressor.average(codes, mean)
         self._vector[...] = mean
 
 

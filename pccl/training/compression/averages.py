@@ -1,9 +1,9 @@
-"""Compressors that send sketches: linear maps to few numbers, whose sums are the sketches of the peers' sum."""
+"""Compressors that learn from the codes of all peers together: from the sums of sketches, or from the averages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl.training.compression.compressor import Compressor, Floats, chunks, long, packed, packed_bytes, short
+from pccl.training.compression.quantizers import Sign
 
 
 def first_largest(sizes: NDArray[Any], count: int) -> NDArray[np.int64]:
@@ -19,11 +20,6 @@ def first_largest(sizes: NDArray[Any], count: int) -> NDArray[np.int64]:
     limit = np.partition(sizes, sizes.size - count)[sizes.size - count]
     above = np.flatnonzero(sizes > limit)
     return np.sort(np.concatenate([above, np.flatnonzero(sizes == limit)[: count - above.size]]))
-
-
-def signs_of(raw: NDArray[np.uint64]) -> Floats:
-    """Return 1 or -1 by the highest bit."""
-    return 1 - 2 * (raw >> np.uint64(63)).astype(np.float32)
 
 
 @dataclass
@@ -52,28 +48,24 @@ class Sketch(Compressor):
     def bound(self, count: int) -> int:
         return 2 * self.rows * self._columns(count)
 
-    def _hashes(self, row: int, count: int) -> tuple[NDArray[np.int64], Floats]:
-        """Return the column and the sign of each element."""
-        raw = np.asarray(np.random.PCG64(self.step * self.rows + row).random_raw(count))
-        return (raw % np.uint64(self._columns(count))).astype(np.int64), signs_of(raw)
+    def _hashes(self, count: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+        """Yield the columns and the signs of all elements, for each row."""
+        for row in range(self.rows):
+            raw = np.asarray(np.random.PCG64(self.step * self.rows + row).random_raw(count))
+            places = (raw % np.uint64(self._columns(count))).astype(np.int64)
+            yield places, 1 - 2 * (raw >> np.uint64(63)).astype(np.float32)
 
     def encode(self, vector: Floats) -> bytes:
         self._sent, columns = vector, self._columns(vector.size)
-        table = np.empty((self.rows, columns), np.float32)
-        for row, sums in enumerate(table):
-            places, signs = self._hashes(row, vector.size)
-            sums[...] = np.bincount(places, signs * vector, columns)
-        return short(table)
+        table = [np.bincount(places, signs * vector, columns) for places, signs in self._hashes(vector.size)]
+        return short(np.array(table, np.float32))
 
     def decode_add(self, data: memoryview, out: Floats) -> None:
         self._recover(long(data), out)
 
     def _recover(self, table: Floats, out: Floats) -> None:
-        estimates = np.empty((self.rows, out.size), np.float32)
-        for row, sums in enumerate(table.reshape(self.rows, -1)):
-            places, signs = self._hashes(row, out.size)
-            np.multiply(signs, sums[places], out=estimates[row])
-        middle = np.sort(estimates, axis=0)[self.rows // 2]
+        pairs = zip(self._hashes(out.size), table.reshape(self.rows, -1), strict=True)
+        middle = np.sort([signs * sums[places] for (places, signs), sums in pairs], axis=0)[self.rows // 2]
         places = first_largest(np.abs(middle), math.ceil(self.density * out.size))
         out[places] += middle[places]
 
@@ -132,7 +124,8 @@ class ARCTopK(Compressor):
         values = short(rows[places])
         rows[places] = 0
         raw = np.asarray(np.random.PCG64(self.step).random_raw(self.width * self.sketch))
-        return packed(is_sent, 1) + values + short(rows @ signs_of(raw).reshape(self.width, -1))
+        signs = 1 - 2 * (raw >> np.uint64(63)).astype(np.float32)
+        return packed(is_sent, 1) + values + short(rows @ signs.reshape(self.width, -1))
 
     def decode_add(self, data: memoryview, out: Floats) -> None:
         count, kept, bits, size = self._sizes(out.size)
@@ -152,6 +145,71 @@ class ARCTopK(Compressor):
             squares[:, 0] += squares[:, column]
         self._places = first_largest(np.nan_to_num(squares[:, 0]), kept)
 
+
+@dataclass
+class OneBitAdam(Compressor):
+    """1-bit Adam (Tang et al. 2021, arXiv:2102.02888): vectors in bfloat16 in the first `warmup` averages, then signs,
+    with frozen variances as preconditioner.
+
+    The variance of an element is its mean square in the averages of the warm-up. A vector is divided by the standard
+    deviations, encoded as by `Sign`, and multiplied by them again when it is decoded. In the paper they divide the
+    update, and the momentum is sent; here the inner optimizer has divided, and the outer optimizer has the momentum.
+    When a peer joins, which lacks them, they are measured again, on as many averages of plain signs.
+    """
+
+    warmup: int = 4
+    block: int = 4096
+    decay: float = 1.0
+    _squares: Any = field(default=None, init=False, repr=False, compare=False)
+    _count: int = field(default=0, init=False, repr=False, compare=False)
+    _deviations: Floats | None = field(default=None, init=False, repr=False, compare=False)
+    _members: frozenset[int] = field(default=frozenset(), init=False, repr=False, compare=False)
+    """The peers of the first of these averages. Numbers are not used again: those that are not lost were in all."""
+
+    def __post_init__(self) -> None:
+        self._sign = Sign(self.block)
+        if self.warmup < 1:
+            raise ValueError(f"{self!r}: warmup must be at least 1")
+
+    def bound(self, count: int) -> int:
+        return 1 + (2 * count if self.step < self.warmup else self._sign.bound(count))
+
+    def encode(self, vector: Floats) -> bytes:
+        """Encode, after a byte: 2 if divided by deviations; 0 if they are to be measured, and 1 if they are already."""
+        is_known = bool(self._members) and self._members.issuperset(self._peers)
+        if self.step < self.warmup:
+            return bytes([is_known]) + short(vector)
+        if is_known and self._deviations is not None:
+            return b"\2" + self._sign.encode(vector / self._deviations)
+        return bytes([is_known]) + self._sign.encode(vector)
+
+    def decode_add(self, data: memoryview, out: Floats) -> None:
+        if self.step < self.warmup:
+            out += long(data[1:])
+            return
+        decoded = np.zeros_like(out)
+        self._sign.decode_add(data[1:], decoded)
+        if data[0] == 2:
+            assert self._deviations is not None
+            decoded *= self._deviations
+        out += decoded
+
+    def average(self, codes: Sequence[tuple[float, memoryview]], out: Floats) -> None:
+        super().average(codes, out)
+        if any(data[0] == 0 for _, data in codes):
+            self._squares, self._count, self._deviations = np.zeros(out.size), 0, None
+            self._members = frozenset(self._peers)
+        if self._squares is None:
+            return
+        self._squares += out.astype(np.float64) ** 2
+        self._count += 1
+        if self._count == self.warmup:
+            found = np.sqrt(self._squares / self._count)
+            largest = found.max()
+            found = np.maximum(found, largest / 256) if largest else np.ones(out.size)
+            self._squares, self._deviations = None, found.astype(np.float32)
+
     def forget(self) -> None:
         super().forget()
-        self._places = None
+        self._squares = self._deviations = None
+        self._members = frozenset()
