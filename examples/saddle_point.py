@@ -123,9 +123,9 @@ def main() -> None:
         kept = 1 / 4
         unbiased = [Channel(RandomK(kept, seed=seed), 1 / kept) for seed in (1 + saddle.rank, 0)]
         contractive = [Channel(TopK(kept, SIZE), has_feedback=True) for _ in range(2)]
-        report("extragradient", lambda steps: extragradient(saddle, steps), 80)
-        report("MASHA1", lambda steps: masha(saddle, steps, *unbiased, 0.2, 0.9), 1000)
-        report("MASHA2", lambda steps: masha(saddle, steps, *contractive, 0.3, 0.95), 800)
+        report("extragradient", lambda steps: extragradient(saddle, steps), 40)
+        report("MASHA1", lambda steps: masha(saddle, steps, *unbiased, 0.2, 0.9), 500)
+        report("MASHA2", lambda steps: masha(saddle, steps, *contractive, 0.3, 0.95), 400)
 
 
 if __name__ == "__main__":
