@@ -205,8 +205,7 @@ class OneBitAdam(Compressor):
         self._count += 1
         if self._count == self.warmup:
             found = np.sqrt(self._squares / self._count)
-            largest = found.max()
-            found = np.maximum(found, largest / 256) if largest else np.ones(out.size)
+            found = np.maximum(found, found.max() / 256) if found.any() else np.ones(out.size)
             self._squares, self._deviations = None, found.astype(np.float32)
 
     def forget(self) -> None:

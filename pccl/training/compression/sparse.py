@@ -150,8 +150,8 @@ class DGC(Compressor):
 
     def _codec(self) -> TopK:
         share = min(1.0, (self.step + 1) / (self.warmup + 1))
-        # The last bits of a power depend on the library.
-        return top_k(self.density if share == 1 else round(self.density**share, 6), self.chunk)
+        density = self.density if share == 1 else round(self.density**share, 6)  # the last bits depend on the library
+        return top_k(density, self.chunk)
 
     def bound(self, count: int) -> int:
         return self._codec().bound(count)
@@ -237,10 +237,9 @@ class PerLayer(Compressor):
         costs, errors, parts = [], [], np.split(vector, np.cumsum(self._sizes)[:-1])
         for part in parts:
             lost = np.cumsum(np.sort(part.astype(np.float64) ** 2))[::-1]  # from the elements that are not kept
-            codecs = _codecs(part.size)
+            codecs, unit = _codecs(part.size), (self.budget - len(parts)) / _UNITS
             kept = [0, *(math.ceil(part.size / codec.chunk) * codec._kept for codec in codecs)]
             errors.append([float(lost[count]) if count < part.size else 0.0 for count in kept])
-            unit = (self.budget - len(parts)) / _UNITS
             costs.append([0, *(math.ceil(codec.bound(part.size) / unit) for codec in codecs)])
         choices = least(costs, errors, _UNITS)
         pairs = zip(choices, parts, strict=True)
