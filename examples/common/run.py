@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
@@ -14,10 +15,33 @@ from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo, OuterAdam, OuterMomentum, OuterNesterov, OuterOptimizer
-from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.compression import (
+    DGC,
+    ARCTopK,
+    Compressor,
+    DCTTopK,
+    OneBitAdam,
+    PerLayer,
+    PowerSGD,
+    RandomK,
+    Sign,
+    Sketch,
+    TopK,
+)
 from pccl.training.group.relaunch import CompressionWord
 
-COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK}
+COMPRESSORS = {
+    "topk": TopK,
+    "randomk": RandomK,
+    "dgc": DGC,
+    "perlayer": PerLayer,
+    "sign": Sign,
+    "onebitadam": OneBitAdam,
+    "powersgd": PowerSGD,
+    "dct": DCTTopK,
+    "sketch": Sketch,
+    "arc": ARCTopK,
+}
 
 
 def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | None:
@@ -25,9 +49,10 @@ def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor 
     if options.compression is None or options.compression in get_args(CompressionWord):
         word: CompressionWord | None = options.compression
         return word
-    name, _, number = options.compression.partition("=")
-    settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
-    compressor: Compressor = COMPRESSORS[name](*settings)
+    name, _, numbers = options.compression.partition("=")
+    settings = [float(number) if "." in number else int(number) for number in numbers.split(",") if number]
+    maker: Callable[..., Compressor] = COMPRESSORS[name]
+    compressor = maker(*settings)
     if options.decay is not None:
         compressor.decay = options.decay
     return compressor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -249,6 +250,15 @@ def test_compare_spsa_with_torch() -> None:
     pytest.importorskip("torch")
     options = ["--steps", "10", "--pretrain", "1", "--peers", "2", "--only", "one", "peers"]
     assert _last_line("examples/compare_spsa.py", *options).endswith("| 10 | 0, 0 | the same bits |")
+
+
+@pytest.mark.slow
+def test_saddle_point_is_found_with_fewer_bytes() -> None:
+    fields = [re.split("[ ,]+", line) for line in _run("-n", "4", "examples/saddle_point.py")]
+    found = {name: (float(left), float(megabytes)) for _, name, _, _, _, left, megabytes, _ in fields}
+    assert max(left for left, _ in found.values()) < 0.02
+    assert found["MASHA2"] < found["extragradient"]  # nearer
+    assert found["MASHA2"][1] < 0.6 * found["extragradient"][1]
 
 
 def test_ddp_digits_with_torch(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,22 @@ import pytest
 
 from pccl import MasterNode, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
-from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.compression import (
+    DGC,
+    ARCTopK,
+    Compressor,
+    DCTTopK,
+    OneBitAdam,
+    PerLayer,
+    PowerSGD,
+    RandomK,
+    Sign,
+    Sketch,
+    TopK,
+)
+from pccl.training.compression.averages import first_largest
 from pccl.training.compression.matrices import cosines
+from pccl.training.compression.sparse import least
 from tests.support.cluster import Background, outcomes, results, together, until
 from tests.training.peers import Peer, assert_close, assert_parity, cluster_of, each_runs, new_model
 
@@ -25,6 +41,11 @@ MAKERS: dict[str, Callable[[], Compressor]] = {
     "sign": lambda: Sign(64),
     "PowerSGD": lambda: PowerSGD(2),
     "DCT": lambda: DCTTopK(8, chunk=16),
+    "DGC": lambda: DGC(0.1, momentum=0.0, chunk=1000),
+    "1-bit Adam": lambda: OneBitAdam(2, block=64),
+    "sketch": lambda: Sketch(0.5, density=0.1),
+    "per layer": lambda: PerLayer(COUNT // 8),
+    "ARC": lambda: ARCTopK(0.1, width=8, sketch=2),
 }
 
 
@@ -36,6 +57,22 @@ def decoded(compressor: Compressor, data: bytes, count: int = COUNT) -> Any:
     out = np.zeros(count, np.float32)
     compressor.decode_add(memoryview(data), out)
     return out
+
+
+def averaged(compressors: Sequence[Compressor], vectors: Sequence[Any], peers: tuple[int, ...] = (0, 1)) -> Any:
+    """Return the average that all peers have computed, equal to the last bit."""
+    codes = [each.compress(vector, peers) or b"" for each, vector in zip(compressors, vectors, strict=True)]
+    means = [np.empty_like(vectors[0]) for _ in compressors]
+    for each, mean in zip(compressors, means, strict=True):
+        each.commit()
+        each.average([(1 / len(codes), memoryview(code)) for code in codes], mean)
+        each.step += 1
+        assert mean.tobytes() == means[0].tobytes()
+    return means[0]
+
+
+def residuals(compressors: Sequence[Any]) -> Any:
+    return np.array([each._residual for each in compressors], float)
 
 
 @pytest.fixture(params=MAKERS)
@@ -72,6 +109,7 @@ def test_encoding_leaves_the_vector(compressor: Compressor) -> None:
     np.testing.assert_array_equal(vector, vector_of(0))
 
 
+@pytest.mark.parametrize("compressor", [name for name in MAKERS if name != "sketch"], indirect=True)
 def test_residuals_carry_what_was_lost_into_the_next_steps(compressor: Compressor) -> None:
     """With all peers present and no decay, the sum of what was sent differs from the sum of the vectors by the residual
     alone."""
@@ -232,6 +270,204 @@ def test_cosines_do_not_depend_on_the_last_bits_of_a_library() -> None:
         np.testing.assert_allclose(cosines(size) @ cosines(size).T, np.eye(size), atol=1e-5)
 
 
+@pytest.mark.parametrize("compressor", [name for name in MAKERS if name != "sketch"], indirect=True)
+def test_residuals_and_averages_of_several_peers_add_up_to_their_vectors(compressor: Compressor) -> None:
+    compressors = [compressor, copy.deepcopy(compressor)]
+    vectors, total = [vector_of(seed) for seed in (0, 1)], np.zeros(COUNT)
+    for each in compressors:
+        each.decay = 1.0
+    for _ in range(6):
+        total += averaged(compressors, vectors)
+    np.testing.assert_allclose(
+        total + np.mean(residuals(compressors), axis=0), 6 * np.mean(vectors, axis=0), rtol=1e-3, atol=1e-2
+    )
+
+
+def test_dgc_corrects_masks_and_clips_momentum() -> None:
+    compressor, velocity, residual = (
+        DGC(1 / 8, momentum=0.5, clip=60.0, warmup=0, chunk=64),
+        np.zeros(640),
+        np.zeros(640),
+    )
+    for seed in range(5):
+        vector = vector_of(seed, 640) * np.float32(1 + seed)
+        clipped = vector.astype(float) * min(1.0, 60 / np.sqrt(4) / np.linalg.norm(vector.astype(float)))
+        velocity = 0.5 * velocity + clipped
+        residual += velocity
+        found = decoded(compressor, compressor.compress(vector, (0, 1, 2, 3)) or b"", 640)
+        chunks = np.abs(residual).reshape(-1, 64)
+        is_sent = (chunks >= np.sort(chunks, axis=1)[:, -8, None]).reshape(-1)
+        np.testing.assert_array_equal(found != 0, is_sent)
+        # In the paper, all of a sent element is sent.
+        residual = np.where(is_sent, residual - found, residual)
+        velocity = np.where(is_sent, 0, velocity)
+        before = compressor._velocity
+        compressor.compress(vector, (0, 1, 2, 3))  # as after an aborted average
+        assert compressor._velocity is before
+        compressor.commit()
+        np.testing.assert_allclose(np.asarray(compressor._velocity), velocity, atol=1e-4)
+        np.testing.assert_allclose(residuals([compressor])[0], residual, atol=1e-4)
+    plain = compressor.compress(vector, (0, 1))
+    assert compressor._velocity is None
+    compressor.forget()
+    assert compressor.compress(vector, (0, 1)) == plain
+
+
+def test_dgc_lowers_the_density_as_in_the_paper() -> None:
+    compressor, found = DGC(0.001, warmup=4, chunk=1 << 16), []
+    for compressor.step in range(7):
+        found.append(
+            np.count_nonzero(decoded(compressor, compressor.encode(vector_of(0, 1 << 16)), 1 << 16)) / (1 << 16)
+        )
+    assert found == pytest.approx([0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001, 0.001], rel=0.02)
+
+
+def test_one_bit_adam_freezes_the_variances_of_the_warm_up() -> None:
+    scales = np.repeat(np.array([0.1, 1, 10, 100], np.float32), 64)
+    compressors = [OneBitAdam(3, block=128) for _ in range(2)]
+    squares = np.zeros(256)
+    for step in range(3):
+        vectors = [scales * vector_of(2 * step + peer, 256) for peer in range(2)]
+        mean = averaged(compressors, vectors)
+        assert (np.abs(mean - np.mean(vectors, axis=0)) < 0.02 * scales).all()
+        squares += mean.astype(float) ** 2 / 3
+    deviations = np.maximum(np.sqrt(squares), np.sqrt(squares).max() / 256)
+    for step in range(3, 6):
+        vectors = [scales * vector_of(2 * step + peer, 256) for peer in range(2)]
+        expected = np.zeros(256)
+        for each, vector in zip(compressors, vectors, strict=True):
+            whole = (vector + each._residual) / deviations
+            for block in (slice(0, 128), slice(128, 256)):
+                expected[block] += np.sign(whole[block]) * np.abs(whole[block]).mean() / 2
+        np.testing.assert_allclose(averaged(compressors, vectors), expected * deviations, rtol=1e-4)
+
+
+def test_one_bit_adam_measures_variances_again_with_a_new_peer() -> None:
+    compressors = [OneBitAdam(2, block=64) for _ in range(2)]
+    for seed in range(3):
+        averaged(compressors, [vector_of(seed), vector_of(seed)])
+    averaged(compressors[:1], [vector_of(0)], (0,))  # peer 1 was lost: the others go on
+    assert compressors[0].encode(vector_of(0))[0] == 2
+    newcomer = OneBitAdam(2, block=64)
+    newcomer.step = compressors[0].step
+    compressors = [compressors[0], newcomer]
+    for _ in range(2):
+        averaged(compressors, [vector_of(0), vector_of(0)], (0, 2))
+        assert compressors[0]._squares is None or compressors[0].encode(vector_of(0))[0] == 1
+    assert [each.encode(vector_of(0))[0] for each in compressors] == [2, 2]
+
+
+def test_one_bit_adam_decodes_what_peers_send_that_do_not_agree_about_a_newcomer() -> None:
+    """Only one of two has seen a peer that joined and was lost."""
+    compressors = [OneBitAdam(1, block=64) for _ in range(2)]
+    averaged(compressors, [vector_of(0), vector_of(1)])
+    codes = [
+        each.compress(vector_of(2), peers) or b"" for each, peers in zip(compressors, [(0, 1, 2), (0, 1)], strict=True)
+    ]
+    assert [code[0] for code in codes] == [0, 2]
+    means = [np.empty(COUNT, np.float32) for _ in compressors]
+    for each, mean in zip(compressors, means, strict=True):
+        each.average([(0.5, memoryview(code)) for code in codes], mean)
+    assert means[0].tobytes() == means[1].tobytes()
+    np.testing.assert_array_equal(compressors[0]._deviations, compressors[1]._deviations)
+
+
+def test_sketch_finds_what_only_the_sum_of_the_vectors_has() -> None:
+    """Neither peer's own largest elements are: they cancel in the sum."""
+    random, count = np.random.default_rng(0), 5000
+    noise, common = random.standard_normal((2, count)), np.zeros(count)
+    heavy = np.sort(random.choice(count, 20, replace=False))
+    common[heavy] = np.where(random.integers(2, size=20), 30.0, -30.0)
+    apart = np.zeros(count)
+    apart[random.choice(np.setdiff1d(np.arange(count), heavy), 200, replace=False)] = 100
+    vectors = [(common + noise[0] + apart).astype(np.float32), (common + noise[1] - apart).astype(np.float32)]
+    compressors = [Sketch(0.5, density=20 / count) for _ in range(2)]
+    found = averaged(compressors, vectors)
+    np.testing.assert_array_equal(np.flatnonzero(found), heavy)
+    np.testing.assert_allclose(found[heavy], common[heavy], atol=8)
+    for each, vector in zip(compressors, vectors, strict=True):
+        np.testing.assert_array_equal(each._residual, np.where(found == 0, vector, 0))
+
+
+def test_sketch_estimates_by_medians_of_signed_counters() -> None:
+    sketch, vector, count = Sketch(0.5, rows=3, density=1.0), vector_of(0, 300), 300
+    hashes = [list(zip(*each, strict=True)) for each in sketch._hashes(count)]
+    table = np.zeros((3, 50))
+    for row, places in enumerate(hashes):
+        for (column, sign), value in zip(places, vector, strict=True):
+            table[row, column] += sign * value
+    expected = [
+        np.median([sign * table[row, hashes[row][place][0]] for row, sign in enumerate(signs)])
+        for place in range(count)
+        for signs in [[each[place][1] for each in hashes]]
+    ]
+    np.testing.assert_allclose(decoded(sketch, sketch.encode(vector), count), expected, rtol=2**-8)
+    sketch.step = 1
+    assert [each[0][:5].tolist() for each in sketch._hashes(count)] != [
+        [column for column, _ in row[:5]] for row in hashes
+    ]
+    # The places must not change between versions.
+    columns, signs = next(Sketch()._hashes(1000))
+    assert [columns[:5].tolist(), signs[:5].tolist()] == [[21, 17, 24, 33, 21], [-1, 1, 1, 1, -1]]
+
+
+def test_arc_top_k_sends_the_rows_that_are_largest_in_the_average_on_all_peers() -> None:
+    random = np.random.default_rng(0)
+    scales = (1.3 ** random.permutation(32)).repeat(16).astype(np.float32)
+    vectors = [vector_of(seed, 512) * scales for seed in (0, 1)]
+    compressors = [ARCTopK(0.25, width=16, sketch=512) for _ in range(2)]  # so many that the norms are almost exact
+    averaged(compressors, vectors)
+    for _ in range(2):
+        waiting = np.mean(residuals(compressors), axis=0).reshape(32, 16)
+        largest = np.argsort(-np.linalg.norm(waiting, axis=1))[:8]
+        for each, vector in zip(compressors, vectors, strict=True):
+            sent = decoded(each, each.encode(vector), 512).reshape(32, 16)
+            np.testing.assert_array_equal(np.flatnonzero(sent.any(axis=1)), np.sort(largest))
+            np.testing.assert_allclose(sent[largest], vector.reshape(32, 16)[largest], rtol=2**-8)
+        averaged(compressors, vectors)
+
+
+def test_first_largest_is_a_stable_selection() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        sizes = random.integers(0, 5, 40).astype(np.float32)
+        count = int(random.integers(1, 41))
+        np.testing.assert_array_equal(first_largest(sizes, count), np.sort(np.argsort(-sizes, kind="stable")[:count]))
+
+
+def test_densities_of_layers_minimize_the_error_within_the_budget() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        costs = [[0, *random.integers(1, 12, 3).tolist()] for _ in range(5)]
+        errors = [random.random(4).tolist() for _ in range(5)]
+
+        def error(choices: Sequence[int], errors: Any = errors) -> float:
+            return float(sum(row[choice] for row, choice in zip(errors, choices, strict=True)))
+
+        possible = [
+            choices
+            for choices in product(range(4), repeat=5)
+            if sum(row[choice] for row, choice in zip(costs, choices, strict=True)) <= 20
+        ]
+        found = least(costs, errors, 20)
+        assert tuple(found) in possible
+        assert error(found) == pytest.approx(min(map(error, possible)))
+
+
+def test_per_layer_gives_the_bytes_to_the_layers_that_need_them() -> None:
+    shapes = [(100, 40), (4000,), (0,), (3,)]
+    compressor, plain = PerLayer(520), TopK(1 / 16)
+    compressor.prepare(shapes)
+    vector = np.concatenate([vector_of(0, 4000) * 10, vector_of(1, 4000), vector_of(2, 3)])
+    data = compressor.encode(vector)
+    assert len(data) <= compressor.bound(vector.size) == plain.bound(vector.size) == 520
+    found = decoded(compressor, data, vector.size)
+    assert np.count_nonzero(found[:4000]) > 2 * np.count_nonzero(found[4000:8000])
+    assert np.linalg.norm(vector - found) < np.linalg.norm(vector - decoded(plain, plain.encode(vector), vector.size))
+    with pytest.raises(ValueError, match="above a byte for each of 4 tensors"):
+        PerLayer(4).prepare(shapes)
+
+
 @pytest.mark.parametrize("wrong", [lambda: TopK(0), lambda: TopK(2), lambda: RandomK(0), lambda: Sign(7)])
 def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -240,6 +476,9 @@ def test_wrong_settings_are_refused(wrong: Callable[[], object]) -> None:
         PowerSGD(0)
     with pytest.raises(ValueError, match="must be at least 1"):
         DCTTopK(0)
+    for more in (lambda: DGC(momentum=1), lambda: OneBitAdam(0), lambda: Sketch(rows=2), lambda: ARCTopK(width=0)):
+        with pytest.raises(ValueError, match="must be"):
+            more()
 
 
 class Whole(Compressor):
@@ -316,8 +555,19 @@ def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
     close(peers)
 
 
-def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
-    peers = cluster_with(master, 3, lambda: TopK(0.5, chunk=8))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TopK(0.5, chunk=8),
+        lambda: DGC(0.5, chunk=8),
+        lambda: OneBitAdam(1),
+        lambda: Sketch(0.5),
+        lambda: ARCTopK(0.5, width=4),
+    ],
+    ids=["top-k", "DGC", "1-bit Adam", "sketch", "ARC"],
+)
+def test_peer_lost_during_average_is_left_out(master: MasterNode, make: Callable[[], Compressor]) -> None:
+    peers = cluster_with(master, 3, make)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
     leaver.run(2)
@@ -327,7 +577,7 @@ def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
         thread.result()
     assert_parity([*peers, leaver])
     assert [peer.worlds for peer in peers] == [[3, 3, 2, 2, 2]] * 2
-    newcomer = Peer(master.address, 2, compression=TopK(0.5, chunk=8))
+    newcomer = Peer(master.address, 2, compression=make())
 
     def three_have_met_twice(peer: Peer) -> bool:
         return peer.worlds[-2:] == [3, 3]

@@ -9,9 +9,24 @@ Decoding uses only NumPy's elementwise float32 operations, tables of exact value
 bytes give equal vectors on all processors. Encoding need not be reproducible.
 """
 
+from pccl.training.compression.averages import ARCTopK, OneBitAdam, Sketch
 from pccl.training.compression.compressor import Compressor, Floats, Shapes
 from pccl.training.compression.matrices import DCTTopK, PowerSGD
 from pccl.training.compression.quantizers import Sign
-from pccl.training.compression.sparse import RandomK, TopK
+from pccl.training.compression.sparse import DGC, PerLayer, RandomK, TopK
 
-__all__ = ["Compressor", "DCTTopK", "Floats", "PowerSGD", "RandomK", "Shapes", "Sign", "TopK"]
+__all__ = [
+    "DGC",
+    "ARCTopK",
+    "Compressor",
+    "DCTTopK",
+    "Floats",
+    "OneBitAdam",
+    "PerLayer",
+    "PowerSGD",
+    "RandomK",
+    "Shapes",
+    "Sign",
+    "Sketch",
+    "TopK",
+]

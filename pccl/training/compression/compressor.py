@@ -61,6 +61,8 @@ class Compressor(ABC):
     """
 
     decay: float
+    step: int = 0
+    """The number of the average that comes next or is in progress, the same on all peers."""
     _residual: Floats | None = None
     _pending: Floats | None = None
     _peers: tuple[int, ...] = ()
@@ -79,6 +81,19 @@ class Compressor(ABC):
     @abstractmethod
     def decode_add(self, data: memoryview, out: Floats) -> None:
         """Add the decoded vector to `out`, in exactly reproducible arithmetic."""
+
+    def average(self, codes: Sequence[tuple[float, memoryview]], out: Floats) -> None:
+        """Set `out` to the sum of the decoded vectors times their weights, added up in float32 by rank.
+
+        Called after `commit`, with equal codes on all peers. An override may keep state from them, which a peer that
+        joins before the next average lacks.
+        """
+        out[...], decoded = 0, np.empty_like(out)
+        for weight, data in codes:
+            decoded[...] = 0
+            self.decode_add(data, decoded)
+            decoded *= np.float32(weight)
+            out += decoded
 
     @default_environment()
     def compress(self, vector: Floats, peers: tuple[int, ...]) -> bytes | None:
@@ -112,4 +127,4 @@ class Compressor(ABC):
 
     def forget(self) -> None:
         """Discard the residual."""
-        self._residual = self._pending = None
+        self._residual, self._pending, self._peers = None, None, ()

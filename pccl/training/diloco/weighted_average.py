@@ -151,6 +151,7 @@ class CompressedAverage:
         self.seconds: tuple[float, ...] = ()
         self._vector, self._compressor = vector, compressor
         self._is_checked = is_finite is not None
+        compressor.step = step
         short = vector.astype(np.float32, copy=False)
         data: bytes | None = b""
         if is_finite is False:
@@ -188,16 +189,13 @@ class CompressedAverage:
     @default_environment()
     def _fold(self, rows: Any, notes: Any, weights: list[float]) -> None:
         """Set the vector to the weighted mean of the decoded vectors, added up in float32 by rank."""
-        total = math.fsum(weights)
-        mean, decoded = np.zeros(self._vector.size, np.float32), np.empty(self._vector.size, np.float32)
-        for row, note, weight in zip(rows, notes, weights, strict=True):
-            if weight == 0:
-                continue
-            decoded[...] = 0
-            size = int(note["size"])
-            self._compressor.decode_add(memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + size], decoded)
-            decoded *= np.float32(weight / total)
-            mean += decoded
+        total, mean = math.fsum(weights), np.empty(self._vector.size, np.float32)
+        codes = [
+            (weight / total, memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + int(note["size"])])
+            for row, note, weight in zip(rows, notes, weights, strict=True)
+            if weight
+        ]
+        self._compressor.average(codes, mean)
         self._vector[...] = mean
 
 
