@@ -44,7 +44,8 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--compression",
         metavar="NAME",
-        help="8bit, 4bit, 2bit or 1bit; or topk, randomk, sign, powersgd or dct, and its first setting: topk=0.1",
+        help="8bit, 4bit, 2bit or 1bit; or topk, randomk, sign, powersgd, dct or entropy, and its first setting: "
+        "topk=0.1; owners:topk=0.1 averages through owners",
     )
     parser.add_argument("--decay", type=float, help="of the residual of --compression")
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")

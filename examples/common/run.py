@@ -14,23 +14,23 @@ from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo
-from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.compression import Compressor, DCTTopK, Entropy, Owners, PowerSGD, RandomK, Sign, TopK
 from pccl.training.group.relaunch import CompressionWord
 
-COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK}
+COMPRESSORS = {"topk": TopK, "randomk": RandomK, "sign": Sign, "powersgd": PowerSGD, "dct": DCTTopK, "entropy": Entropy}
 
 
-def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | None:
+def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | Owners | None:
     """Return the compressor that `--compression` names, or the word."""
     if options.compression is None or options.compression in get_args(CompressionWord):
         word: CompressionWord | None = options.compression
         return word
-    name, _, number = options.compression.partition("=")
+    name, _, number = options.compression.removeprefix("owners:").partition("=")
     settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
     compressor: Compressor = COMPRESSORS[name](*settings)
     if options.decay is not None:
         compressor.decay = options.decay
-    return compressor
+    return Owners(compressor) if options.compression.startswith("owners:") else compressor
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Run:
     model: GPT
     trainer: Trainer
     quantization: QuantizationOptions | None
-    compression: CompressionWord | Compressor | None
+    compression: CompressionWord | Compressor | Owners | None
     progress: Progress
 
     def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:

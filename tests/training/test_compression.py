@@ -11,7 +11,7 @@ import pytest
 
 from pccl import MasterNode, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
-from pccl.training.compression import Compressor, DCTTopK, PowerSGD, RandomK, Sign, TopK
+from pccl.training.compression import Compressor, DCTTopK, Entropy, Owners, PowerSGD, RandomK, Sign, TopK
 from pccl.training.compression.matrices import cosines
 from tests.support.cluster import Background, outcomes, results, together, until
 from tests.training.peers import Peer, assert_close, assert_parity, cluster_of, each_runs, new_model
@@ -25,6 +25,7 @@ MAKERS: dict[str, Callable[[], Compressor]] = {
     "sign": lambda: Sign(64),
     "PowerSGD": lambda: PowerSGD(2),
     "DCT": lambda: DCTTopK(8, chunk=16),
+    "entropy": lambda: Entropy(1.75),
 }
 
 
@@ -375,5 +376,28 @@ def test_compression_excludes_quantization(master: MasterNode) -> None:
         DiLoCo(peer.communicator, peer.model, compression="all of it")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be one of"):
         DiLoCo(peer.communicator, peer.model, compression=2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="only words"):
-        AsyncDiLoCo(peer.communicator, peer.model, compression=Sign())  # type: ignore[arg-type]
+
+
+# Averages through owners.
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_owners_average_whole_vectors_like_plain_diloco(master: MasterNode, count: int) -> None:
+    with MasterNode("127.0.0.1:0") as other:
+        plain = cluster_of(other, count)
+        each_runs(plain, 3)
+        close(plain)
+    peers = cluster_with(master, count, lambda: Owners(Whole()))
+    each_runs(peers, 3)
+    assert_parity(peers)
+    assert peers[0].worlds == [count] * 3
+    assert_close(peers[0].model, plain[0].model)
+    close(peers)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_peers_have_the_same_bytes_from_owners(master: MasterNode, name: str) -> None:
+    peers = cluster_with(master, 3, lambda: Owners(MAKERS[name](), Entropy()), outer=OuterNesterov(0.7, 0.0))
+    each_runs(peers, 6)
+    assert_parity(peers)
+    close(peers)

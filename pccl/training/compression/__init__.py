@@ -9,9 +9,9 @@ Decoding uses only NumPy's elementwise float32 operations, tables of exact value
 bytes give equal vectors on all processors. Encoding need not be reproducible.
 """
 
-from pccl.training.compression.compressor import Compressor, Floats, Shapes
+from pccl.training.compression.compressor import Compressor, Floats, Owners, Shapes
 from pccl.training.compression.matrices import DCTTopK, PowerSGD
-from pccl.training.compression.quantizers import Sign
+from pccl.training.compression.quantizers import Entropy, Sign
 from pccl.training.compression.sparse import RandomK, TopK
 
-__all__ = ["Compressor", "DCTTopK", "Floats", "PowerSGD", "RandomK", "Shapes", "Sign", "TopK"]
+__all__ = ["Compressor", "DCTTopK", "Entropy", "Floats", "Owners", "PowerSGD", "RandomK", "Shapes", "Sign", "TopK"]

@@ -16,6 +16,7 @@ the next one at once, admit the newcomers and synchronize.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -27,7 +28,7 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.compression import Compressor
+from pccl.training.compression import Compressor, Owners
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
@@ -76,7 +77,7 @@ class AsyncDiLoCo(OuterLoop):
         *,
         outer: OuterNesterov | None = None,
         quantization: QuantizationOptions | None = None,
-        compression: CompressionWord | None = None,
+        compression: CompressionWord | Compressor | Owners | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -90,8 +91,6 @@ class AsyncDiLoCo(OuterLoop):
         **churn: Unpack[Churn],
     ) -> None:
         fragments = as_int("fragments", fragments, 1)
-        if isinstance(compression, Compressor):
-            raise TypeError(f"compression {compression!r}: AsyncDiLoCo takes only words, DiLoCo also compressors")
         super().__init__(
             communicator,
             model,
@@ -113,6 +112,10 @@ class AsyncDiLoCo(OuterLoop):
         )
         self._fragments = _fragments(self._replica, fragments)
         self._feedback *= fragments  # `_enter` replaces them by separate ones
+        self._coders = [copy.deepcopy(each) for each in self._coders for _ in self._fragments]
+        for coder, fragment in zip(self._coders, self._fragments, strict=False):
+            if isinstance(coder, Compressor):
+                coder.prepare(fragment.part.part_shapes())
         self._flight: Flight | None = None
         self._weights = [0.0] * fragments  # since each fragment's last turn
         largest = max(fragment.part.count for fragment in self._fragments)
