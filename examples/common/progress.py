@@ -45,7 +45,7 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
         "--compression",
         metavar="NAME",
         help="8bit, 4bit, 2bit or 1bit; or topk, randomk, sign, powersgd, dct or entropy, and its first setting: "
-        "topk=0.1; owners:topk=0.1 averages through owners",
+        "topk=0.1; two settings, as in entropy=1.3/2.1, are for both directions through owners",
     )
     parser.add_argument("--decay", type=float, help="of the residual of --compression")
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")

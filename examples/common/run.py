@@ -25,12 +25,14 @@ def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor 
     if options.compression is None or options.compression in get_args(CompressionWord):
         word: CompressionWord | None = options.compression
         return word
-    name, _, number = options.compression.removeprefix("owners:").partition("=")
-    settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
-    compressor: Compressor = COMPRESSORS[name](*settings)
-    if options.decay is not None:
-        compressor.decay = options.decay
-    return Owners(compressor) if options.compression.startswith("owners:") else compressor
+    name, _, numbers = options.compression.partition("=")
+    made: list[Compressor] = []
+    for number in numbers.split("/"):
+        settings: list[Any] = [float(number) if "." in number else int(number)] if number else []
+        made.append(COMPRESSORS[name](*settings))
+        if options.decay is not None:
+            made[-1].decay = options.decay
+    return Owners(*made) if len(made) > 1 else made[0]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Sign(Compressor):
         out += np.where(is_negative, -values, values)
 
 
-_QUARTERS = np.array([1, 2**0.25, 2**0.5, 2**0.75], np.float32)
+_QUARTERS = np.array([0x3F800000, 0x3F9837F0, 0x3FB504F3, 0x3FD744FD], np.uint32).view(np.float32)
+"""The powers of 2 with exponents 0, 1/4, 1/2 and 3/4."""
 _OCTAVE_MIN = -44
 _LEVELS = 2
 """The number of magnitudes other than 0."""
