@@ -15,7 +15,7 @@ The table shows the norm of the mean of F, relative to the start, and the bytes 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,7 +44,8 @@ class Saddle:
         x, y = np.split(point, 2)
         by_y = np.empty_like(y)
         by_y[self.order] = self.factors * x
-        return REGULARIZATION * point + np.concatenate([self.factors * y[self.order], -by_y]) + self.shift
+        operator: Vector = REGULARIZATION * point + np.concatenate([self.factors * y[self.order], -by_y]) + self.shift
+        return operator
 
     def mean(self, array: Vector) -> Vector:
         found = array.copy()
@@ -90,15 +91,15 @@ def extragradient(saddle: Saddle, steps: int, rate: float = 1.2) -> Vector:
     return point
 
 
-def masha(saddle: Saddle, steps: int, up: Channel, down: Channel, rate: float, tau: float) -> Vector:
-    """Algorithms 1 and 2 of the paper; `1 - tau` is the probability of an exact exchange."""
+def masha(saddle: Saddle, steps: int, channels: Sequence[Channel], rate: float, tau: float) -> Vector:
+    """Algorithms 1 and 2 of the paper, with channels to the owner and back; `1 - tau` is the probability of an exact exchange."""
     common = np.random.default_rng(0)
     point = anchor = np.zeros(SIZE)
     own = saddle.operator(anchor)
     mean = saddle.mean(own)
     for _ in range(steps):
         middle = tau * point + (1 - tau) * anchor - rate * mean
-        point = middle - saddle.compressed_mean(up, down, rate * (saddle.operator(middle) - own))
+        point = middle - saddle.compressed_mean(*channels, rate * (saddle.operator(middle) - own))
         if common.random() < 1 - tau:
             anchor, own = point, saddle.operator(point)
             mean = saddle.mean(own)
@@ -124,8 +125,8 @@ def main() -> None:
         unbiased = [Channel(RandomK(kept, seed=seed), 1 / kept) for seed in (1 + saddle.rank, 0)]
         contractive = [Channel(TopK(kept, SIZE), has_feedback=True) for _ in range(2)]
         report("extragradient", lambda steps: extragradient(saddle, steps), 40)
-        report("MASHA1", lambda steps: masha(saddle, steps, *unbiased, 0.2, 0.9), 500)
-        report("MASHA2", lambda steps: masha(saddle, steps, *contractive, 0.3, 0.95), 400)
+        report("MASHA1", lambda steps: masha(saddle, steps, unbiased, 0.2, 0.9), 500)
+        report("MASHA2", lambda steps: masha(saddle, steps, contractive, 0.3, 0.95), 400)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--compression",
         metavar="NAME",
-        help="8bit, 4bit, 2bit or 1bit; or topk, randomk, dgc, perlayer, sign, onebitadam, powersgd, dct, sketch or "
-        "arc, and its first settings: dgc=0.1,0.6",
+        help="8bit, 4bit, 2bit or 1bit; or topk, randomk, dgc, perlayer, sign, onebitadam, powersgd, dct, sketch, arc "
+        "or entropy, and its first settings: dgc=0.1,0.6; entropy=1.3/2.1 is for both directions through owners",
     )
     parser.add_argument("--decay", type=float, help="of the residual of --compression")
     parser.add_argument("--pretrain", type=int, default=500, help="pretraining steps (default: %(default)s)")

@@ -20,7 +20,9 @@ from pccl.training.compression import (
     ARCTopK,
     Compressor,
     DCTTopK,
+    Entropy,
     OneBitAdam,
+    Owners,
     PerLayer,
     PowerSGD,
     RandomK,
@@ -41,21 +43,24 @@ COMPRESSORS = {
     "dct": DCTTopK,
     "sketch": Sketch,
     "arc": ARCTopK,
+    "entropy": Entropy,
 }
 
 
-def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | None:
+def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor | Owners | None:
     """Return the compressor that `--compression` names, or the word."""
     if options.compression is None or options.compression in get_args(CompressionWord):
         word: CompressionWord | None = options.compression
         return word
     name, _, numbers = options.compression.partition("=")
-    settings = [float(number) if "." in number else int(number) for number in numbers.split(",") if number]
-    maker: Callable[..., Compressor] = COMPRESSORS[name]
-    compressor = maker(*settings)
-    if options.decay is not None:
-        compressor.decay = options.decay
-    return compressor
+    made: list[Compressor] = []
+    for part in numbers.split("/"):
+        settings = [float(number) if "." in number else int(number) for number in part.split(",") if number]
+        maker: Callable[..., Compressor] = COMPRESSORS[name]
+        made.append(maker(*settings))
+        if options.decay is not None:
+            made[-1].decay = options.decay
+    return Owners(*made) if len(made) > 1 else made[0]
 
 
 def outer_of(options: argparse.Namespace) -> OuterOptimizer:
@@ -77,7 +82,7 @@ class Run:
     trainer: Trainer
     outer: OuterOptimizer
     quantization: QuantizationOptions | None
-    compression: CompressionWord | Compressor | None
+    compression: CompressionWord | Compressor | Owners | None
     progress: Progress
 
     def resume(self, trained: DiLoCo | AsyncDiLoCo | DDP) -> None:

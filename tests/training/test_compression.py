@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pccl import MasterNode, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
@@ -18,7 +20,9 @@ from pccl.training.compression import (
     ARCTopK,
     Compressor,
     DCTTopK,
+    Entropy,
     OneBitAdam,
+    Owners,
     PerLayer,
     PowerSGD,
     RandomK,
@@ -28,7 +32,9 @@ from pccl.training.compression import (
 )
 from pccl.training.compression.averages import first_largest
 from pccl.training.compression.matrices import cosines
+from pccl.training.compression.quantizers import _STEPS
 from pccl.training.compression.sparse import least
+from pccl.training.diloco.weighted_average import OwnedAverage
 from tests.support.cluster import Background, outcomes, results, together, until
 from tests.training.peers import Peer, assert_close, assert_parity, cluster_of, each_runs, new_model
 
@@ -46,6 +52,7 @@ MAKERS: dict[str, Callable[[], Compressor]] = {
     "sketch": lambda: Sketch(0.5, density=0.1),
     "per layer": lambda: PerLayer(COUNT // 8),
     "ARC": lambda: ARCTopK(0.1, width=8, sketch=2),
+    "entropy": lambda: Entropy(1.75),
 }
 
 
@@ -503,7 +510,7 @@ def close(peers: list[Peer]) -> None:
     together([peer.close for peer in peers])
 
 
-def cluster_with(master: MasterNode, count: int, make: Callable[[], Compressor], **options: Any) -> list[Peer]:
+def cluster_with(master: MasterNode, count: int, make: Callable[[], Any], **options: Any) -> list[Peer]:
     peers = [Peer(master.address, number, compression=make(), **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
@@ -530,8 +537,9 @@ def test_all_peers_have_the_same_bytes(master: MasterNode, name: str) -> None:
     close(peers)
 
 
-def test_weights_count(master: MasterNode) -> None:
-    peers = cluster_with(master, 2, Whole, outer=OuterNesterov(1.0, 0.0))
+@pytest.mark.parametrize("make", [Whole, lambda: Owners(Whole())])
+def test_weights_count(master: MasterNode, make: Callable[[], Any]) -> None:
+    peers = cluster_with(master, 2, make, outer=OuterNesterov(1.0, 0.0))
     for peer in peers:
         for array in peer.model.values():
             array -= np.float32(peer.number)
@@ -541,8 +549,9 @@ def test_weights_count(master: MasterNode) -> None:
     close(peers)
 
 
-def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
-    peers = cluster_with(master, 2, lambda: Sign(8))
+@pytest.mark.parametrize("make", [lambda: Sign(8), lambda: Owners(Sign(8))])
+def test_weight_zero_leaves_a_peer_out(master: MasterNode, make: Callable[[], Any]) -> None:
+    peers = cluster_with(master, 2, make)
     for array in peers[1].model.values():
         array[...] = np.nan
     together([partial(peer.diloco.outer_step, weight=weight) for peer, weight in zip(peers, [8.0, 0.0], strict=True)])
@@ -559,14 +568,15 @@ def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
     "make",
     [
         lambda: TopK(0.5, chunk=8),
+        lambda: Owners(TopK(0.5, chunk=8)),
         lambda: DGC(0.5, chunk=8),
         lambda: OneBitAdam(1),
         lambda: Sketch(0.5),
         lambda: ARCTopK(0.5, width=4),
     ],
-    ids=["top-k", "DGC", "1-bit Adam", "sketch", "ARC"],
+    ids=["top-k", "owners", "DGC", "1-bit Adam", "sketch", "ARC"],
 )
-def test_peer_lost_during_average_is_left_out(master: MasterNode, make: Callable[[], Compressor]) -> None:
+def test_peer_lost_during_average_is_left_out(master: MasterNode, make: Callable[[], Any]) -> None:
     peers = cluster_with(master, 3, make)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
@@ -590,8 +600,9 @@ def test_peer_lost_during_average_is_left_out(master: MasterNode, make: Callable
     close([*peers, newcomer])
 
 
-def test_movement_that_is_not_finite_fails_on_all_peers(master: MasterNode) -> None:
-    peers = cluster_with(master, 2, lambda: TopK(0.5, chunk=8))
+@pytest.mark.parametrize("make", [lambda: TopK(0.5, chunk=8), lambda: Owners(TopK(0.5, chunk=8))])
+def test_movement_that_is_not_finite_fails_on_all_peers(master: MasterNode, make: Callable[[], Any]) -> None:
+    peers = cluster_with(master, 2, make)
     peers[1].model["bias"][0] = np.nan
     errors = outcomes([peer.diloco.outer_step for peer in peers])
     assert results(errors) == [Result.INVALID_ARGUMENT] * 2
@@ -599,8 +610,9 @@ def test_movement_that_is_not_finite_fails_on_all_peers(master: MasterNode) -> N
     close(peers)
 
 
-def test_movement_that_is_not_finite_is_left_out(master: MasterNode) -> None:
-    peers = cluster_with(master, 3, lambda: Sign(8), on_nonfinite="leave out")
+@pytest.mark.parametrize("make", [lambda: Sign(8), lambda: Owners(Sign(8))])
+def test_movement_that_is_not_finite_is_left_out(master: MasterNode, make: Callable[[], Any]) -> None:
+    peers = cluster_with(master, 3, make, on_nonfinite="leave out")
     peers[1].model["bias"][0] = np.nan
     steps = together([peer.step for peer in peers])
     assert [step.world_size for step in steps] == [2, 2, 2]
@@ -625,5 +637,240 @@ def test_compression_excludes_quantization(master: MasterNode) -> None:
         DiLoCo(peer.communicator, peer.model, compression="all of it")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be one of"):
         DiLoCo(peer.communicator, peer.model, compression=2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="only words"):
-        AsyncDiLoCo(peer.communicator, peer.model, compression=Sign())  # type: ignore[arg-type]
+
+
+def test_entropy_rounds_to_five_levels_of_each_block() -> None:
+    vector = vector_of(1, 2944) * np.repeat(np.exp2(np.arange(-30, 16, dtype=np.float32)), 64)[:2944]
+    compressor = Entropy(1.75)
+    data = compressor.encode(vector)
+    found = decoded(compressor, data, 2944).astype(float)
+    assert compressor.bound(2944) == 644
+    assert 600 < len(data) <= 644
+    relative = np.concatenate(
+        [block / 2 ** (np.round(4 * np.log2(np.sqrt(np.mean(block**2)))) / 4) for block in blocks_of(vector)]
+    )
+    steps = np.abs(relative[found != 0]).min(), np.abs(relative[found == 0]).max()
+    assert 0.5 * 0.7 < steps[1] <= steps[0] < 2  # zeros are those nearest to 0
+    step = min(_STEPS, key=lambda each: abs(each - sum(steps)))
+    levels = np.clip(np.round(relative / step), -2, 2)
+    means = np.array([0, *(np.abs(relative)[np.abs(levels) == level].mean() for level in (1, 2))])
+    expected = np.sign(levels) * means[np.abs(levels).astype(int)] * vector / np.where(relative, relative, 1)
+    np.testing.assert_allclose(found, expected, rtol=2**-7)
+
+
+def blocks_of(vector: Any) -> list[Any]:
+    return [vector[first : first + 64].astype(float) for first in range(0, vector.size, 64)]
+
+
+@given(
+    st.lists(st.floats(-(2.0**18), 2.0**18, width=32), max_size=300),
+    st.sampled_from([1.0, 1.75, 2.25]),
+    st.sampled_from([8, 64]),
+)
+@settings(max_examples=200, deadline=None)
+def test_entropy_codes_any_vector_within_its_bound(values: list[float], bits: float, block: int) -> None:
+    compressor, vector = Entropy(bits, block), np.array(values, np.float32)
+    data = compressor.encode(vector)
+    assert len(data) <= compressor.bound(vector.size)
+    found = decoded(compressor, data, vector.size)
+    assert (found * vector >= 0).all()
+    assert np.linalg.norm(found - vector) <= 1.2 * np.linalg.norm(vector) + 1e-6
+
+
+def test_entropy_sends_every_element_of_a_small_vector_in_time() -> None:
+    for count in (1, 7, 40, 300, 1000):
+        compressor, vector, sent = Entropy(1.0, decay=1.0), vector_of(3, count), np.zeros(count)
+        for _ in range(60):
+            sent += decoded(compressor, compressor.compress(vector, (0, 1)) or b"", count)
+            compressor.commit()
+        np.testing.assert_allclose(sent / 60, vector, atol=0.3)
+
+
+def test_entropy_decodes_to_the_same_bits_everywhere() -> None:
+    data = bytes.fromhex("343fca3f5a7fdb0d2080c2830ccdb9a43c01020c00")
+    assert decoded(Entropy(block=8), data, 20).tobytes().hex() == (
+        "0000000000000000f68efe3e00000000f68efebef68efe3ee8d58e3fe8d58e3faa0e56ba4738f0ba"
+        "aa0e56ba000000004738f0ba000000004738f0baaa0e56ba70dca9c3825c17c3825c174370dca943"
+    )
+
+
+# Averages through owners.
+
+
+class Growing(Whole):
+    """Sends everything, with up to three further bytes, so that lengths differ."""
+
+    def encode(self, vector: Any) -> bytes:
+        return super().encode(vector) + bytes(int(abs(vector.sum()) * 100) % 4)
+
+    def decode_add(self, data: memoryview, out: Any) -> None:
+        out += np.frombuffer(data[: 4 * out.size], np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_owners_average_whole_vectors_like_plain_diloco(master: MasterNode, count: int) -> None:
+    with MasterNode("127.0.0.1:0") as other:
+        plain = cluster_of(other, count)
+        each_runs(plain, 3)
+        close(plain)
+    peers = cluster_with(master, count, lambda: Owners(Growing()))
+    each_runs(peers, 3)
+    assert_parity(peers)
+    assert peers[0].worlds == [count] * 3
+    assert_close(peers[0].model, plain[0].model)
+    close(peers)
+
+
+def signs(vector: Any) -> Any:
+    """Sign(8), in float64."""
+    return np.concatenate([np.sign(x) * np.abs(x).mean() for x in np.split(vector, range(8, vector.size, 8))])
+
+
+class Owned:
+    """Averages of one vector through owners, without a training loop."""
+
+    def __init__(self, peer: Peer, owners: Owners) -> None:
+        self.communicator, self.owners, self.steps = peer.communicator, owners, 0
+
+    def begin(self, vector: Any, weight: float | None = None) -> OwnedAverage:
+        self.steps += 1
+        return OwnedAverage(self.communicator, vector, 50, 51, self.steps, self.owners, weight, 1.0)
+
+    def average(self, vector: Any, weight: float | None = None) -> Any:
+        self.begin(vector, weight).wait()
+        return vector
+
+
+def owned_by(peers: list[Peer], make: Callable[[], Owners]) -> list[Owned]:
+    return [Owned(peer, make()) for peer in peers]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_owners_average_what_was_decoded_and_keep_residuals(master: MasterNode, count: int) -> None:
+    peers = cluster_of(master, count)
+    owned = owned_by(peers, lambda: Owners(Sign(8, decay=0.5), Sign(8, decay=0.25)))
+    weights = [1.0 + number for number in range(count)]
+    edges = [rank * 100 // count for rank in range(count + 1)]
+    ups, downs = [np.zeros(100) for _ in peers], np.zeros(100)
+    for step in range(3):
+        vectors = [vector_of(10 * step + number, 100) for number in range(count)]
+        found = together(
+            [partial(each.average, v.copy(), w) for each, v, w in zip(owned, vectors, weights, strict=True)]
+        )
+        for begin, end in pairwise(edges):
+            part, mean = slice(begin, end), np.zeros(end - begin)
+            for up, vector, weight in zip(ups, vectors, weights, strict=True):
+                wanted = vector[part] + 0.5 * up[part]
+                up[part] = wanted - signs(wanted)
+                mean += signs(wanted) * weight / sum(weights)
+            mean += 0.25 * downs[part]
+            downs[part] = mean - signs(mean)
+            np.testing.assert_allclose(found[0][part], signs(mean), atol=1e-4)
+        assert len({each.tobytes() for each in found}) == 1
+    close(peers)
+
+
+def test_peer_lost_between_the_ops_of_owners_is_left_out(master: MasterNode) -> None:
+    peers = cluster_of(master, 3)
+    owned = owned_by(peers, lambda: Owners(Whole()))
+    together([partial(each.average, vector_of(number)) for number, each in enumerate(owned)])
+    threads = [Background(partial(each.average, vector_of(number))) for number, each in enumerate(owned[:2])]
+    assert owned[2].begin(vector_of(2))._wait_for_exchange().world_size == 3
+    peers.pop().close()
+    found = [thread.result() for thread in threads]
+    np.testing.assert_allclose(found[0], (vector_of(0) + vector_of(1)) / 2, atol=1e-5)
+    assert found[0].tobytes() == found[1].tobytes()
+    assert [len(each.owners.parts) for each in owned[:2]] == [2, 2]
+    together([partial(each.average, vector_of(number)) for number, each in enumerate(owned[:2])])
+    close(peers)
+
+
+def test_last_peer_of_owners_keeps_its_vector(master: MasterNode) -> None:
+    peers = cluster_of(master, 2)
+    owned = owned_by(peers, lambda: Owners(Sign(8)))
+    thread = Background(partial(owned[0].average, vector_of(0)))
+    owned[1].begin(vector_of(1))._wait_for_exchange()
+    peers.pop().close()
+    np.testing.assert_array_equal(thread.result(), vector_of(0))
+    close(peers)
+
+
+def test_exchange_launched_for_a_former_group_is_launched_again(master: MasterNode) -> None:
+    peers = cluster_of(master, 3)
+    owned = owned_by(peers, lambda: Owners(Whole()))
+
+    class Late(OwnedAverage):
+        launches = 0
+
+        def _launch_exchange(self) -> Any:
+            self.launches += 1
+            if self.launches > 1:
+                return super()._launch_exchange()
+            options: Any = {"send_counts": [1] * 4, "recv_counts": [1] * 4, "tag": 50, "step": 1}
+            return self._communicator.launch.all_to_all(np.zeros(4, np.uint8), **options)
+
+    def late() -> Any:
+        vector = vector_of(2)
+        Late(peers[2].communicator, vector, 50, 51, 1, owned[2].owners, None, 1.0).wait()
+        return vector
+
+    calls: list[Callable[[], Any]] = [partial(each.average, vector_of(i)) for i, each in enumerate(owned[:2])]
+    found = together([*calls, late])
+    np.testing.assert_allclose(found[0], sum(vector_of(i) for i in range(3)) / 3, atol=1e-5)
+    assert len({each.tobytes() for each in found}) == 1
+    # Peers that disagree for another reason all fail.
+    sizes = [100, 100, 200]
+    errors = outcomes([partial(each.average, vector_of(0, n)) for each, n in zip(owned, sizes, strict=True)])
+    assert results(errors) == [Result.INVALID_ARGUMENT] * 3
+    close(peers)
+
+
+def test_mean_beyond_its_encoding_fails_on_all_peers(master: MasterNode) -> None:
+    class Doubling(Whole):
+        def decode_add(self, data: memoryview, out: Any) -> None:
+            out += 2 * np.frombuffer(data, np.float32)
+
+    peers = cluster_of(master, 2)
+    owned = owned_by(peers, lambda: Owners(Whole(), Doubling()))
+    vectors = [np.full(10, 3e38, np.float32) for _ in peers]
+    errors = outcomes([partial(each.average, vector) for each, vector in zip(owned, vectors, strict=True)])
+    assert results(errors) == [Result.INVALID_ARGUMENT] * 2
+    assert all("too large" in str(error) for error in errors)
+    close(peers)
+
+
+OWNERS_ASYNC: dict[str, Callable[[], Any]] = {
+    "compressor": lambda: TopK(0.5, chunk=8),
+    "owners": lambda: Owners(TopK(0.5, chunk=8), Entropy()),
+}
+
+
+@pytest.mark.parametrize("name", OWNERS_ASYNC)
+def test_fragments_have_compressors_of_their_own(master: MasterNode, name: str) -> None:
+    peers = cluster_with(master, 3, OWNERS_ASYNC[name], kind=AsyncDiLoCo, fragments=2)
+    each_runs(peers, 5)
+    assert_parity(peers)
+    assert peers[0].worlds == [0, 3, 3, 3, 3, 3]
+    first, second = peers[0].diloco._coders
+    assert first is not second
+    together([peer.diloco.finish for peer in peers])
+    assert len({peer.diloco.digest() for peer in peers}) == 1
+    close(peers)
+
+
+AVERAGING = ("1-bit Adam", "sketch", "ARC")
+"""Compressors that need the codes of all peers."""
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_owners_refuse_compressors_that_need_the_codes_of_all_peers(name: str) -> None:
+    with pytest.raises(ValueError, match="averages the codes of all peers: use it without Owners"):
+        Owners(TopK(), MAKERS[name]())
+
+
+@pytest.mark.parametrize("name", [each for each in MAKERS if each not in AVERAGING])
+def test_all_peers_have_the_same_bytes_from_owners(master: MasterNode, name: str) -> None:
+    peers = cluster_with(master, 3, lambda: Owners(MAKERS[name](), Entropy()), outer=OuterNesterov(0.7, 0.0))
+    each_runs(peers, 6)
+    assert_parity(peers)
+    close(peers)

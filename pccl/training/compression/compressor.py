@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -128,3 +131,45 @@ class Compressor(ABC):
     def forget(self) -> None:
         """Discard the residual."""
         self._residual, self._pending, self._peers = None, None, ()
+
+
+@dataclass
+class Owners:
+    """Each peer owns a part of the vector: it receives the others' codes of this part, and encodes their mean again.
+
+    A peer sends and receives each element about twice, whatever the number of peers. All peers decode the same bytes.
+    Each part has compressors of its own, copies of `up`, and its owner a copy of `down`. All are discarded, with their
+    residuals, when the peers of the average change.
+    """
+
+    up: Compressor
+    down: Compressor | None = None
+    """By default a copy of `up`."""
+    peers: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
+    parts: list[slice] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The part of each peer, by rank."""
+    ups: list[Compressor] = field(default_factory=list, init=False, repr=False, compare=False)
+    downs: list[Compressor] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The compressors of parts and of their means."""
+
+    def __post_init__(self) -> None:
+        self.down = copy.deepcopy(self.up) if self.down is None else self.down
+        for each in (self.up, self.down):
+            if type(each).average is not Compressor.average:
+                raise ValueError(f"{each!r} averages the codes of all peers: use it without Owners")
+
+    def divide(self, count: int, peers: tuple[int, ...], step: int) -> None:
+        """Divide `count` elements among the peers of an outer step, unless they are divided like this already."""
+        if self.peers != peers:
+            edges = [rank * count // len(peers) for rank in range(len(peers) + 1)]
+            self.peers, self.parts = peers, [slice(*ends) for ends in pairwise(edges)]
+            self.ups, self.downs = ([copy.deepcopy(each) for _ in peers] for each in (self.up, self.down or self.up))
+            for compressors in (self.ups, self.downs):
+                for compressor, part in zip(compressors, self.parts, strict=True):
+                    compressor.prepare([(part.stop - part.start,)])
+        for compressor in (*self.ups, *self.downs):
+            compressor.step = step
+
+    def forget(self) -> None:
+        """Discard the residuals."""
+        self.peers = ()

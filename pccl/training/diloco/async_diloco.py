@@ -25,6 +25,7 @@ fragment's has been applied, and newcomers are admitted there.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -36,7 +37,7 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.compression import Compressor
+from pccl.training.compression import Compressor, Owners
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterStep
 from pccl.training.diloco.outer import OuterOptimizer
 from pccl.training.diloco.weighted_average import Average
@@ -94,7 +95,7 @@ class AsyncDiLoCo(OuterLoop):
         *,
         outer: OuterOptimizer | None = None,
         quantization: QuantizationOptions | None = None,
-        compression: CompressionWord | None = None,
+        compression: CompressionWord | Compressor | Owners | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -124,8 +125,6 @@ class AsyncDiLoCo(OuterLoop):
             if overlap is None and fragments == 1:
                 raise ValueError("mixing needs overlap= or several fragments")
         knobs = (overlap, mixing, ahead)
-        if isinstance(compression, Compressor):
-            raise TypeError(f"compression {compression!r}: AsyncDiLoCo takes only words, DiLoCo also compressors")
         super().__init__(
             communicator,
             model,
@@ -148,6 +147,10 @@ class AsyncDiLoCo(OuterLoop):
         self._fragments = _fragments(self._replica, fragments)
         self._feedback *= fragments  # `_enter` replaces them by separate ones
         self._overlap, self._mixing, self._ahead = overlap, mixing, ahead
+        self._coders = [copy.deepcopy(each) for each in self._coders for _ in self._fragments]
+        for coder, fragment in zip(self._coders, self._fragments, strict=False):
+            if isinstance(coder, Compressor):
+                coder.prepare(fragment.part.part_shapes())
         self._flight: Flight | None = None
         self._weights = [0.0] * fragments  # since each fragment's last turn
         largest = max(fragment.part.count for fragment in self._fragments)

@@ -22,9 +22,9 @@ import numpy as np
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
-from pccl.training.compression import Compressor
+from pccl.training.compression import Compressor, Owners
 from pccl.training.diloco.outer import OuterNesterov, OuterOptimizer
-from pccl.training.diloco.weighted_average import Average, CompressedAverage, NotedAverage, explained
+from pccl.training.diloco.weighted_average import Average, CompressedAverage, NotedAverage, OwnedAverage, explained
 from pccl.training.group.membership import Admission, Churn, Membership, fingerprint
 from pccl.training.group.membership import alike as alike_quantization
 from pccl.training.group.relaunch import Compression, CompressionWord, Outcome, Relaunched, average
@@ -134,7 +134,7 @@ class OuterLoop(TrainingLoop):
         *,
         outer: OuterOptimizer | None = None,
         quantization: QuantizationOptions | None = None,
-        compression: CompressionWord | Compressor | None = None,
+        compression: CompressionWord | Compressor | Owners | None = None,
         tag: int = 0,
         site: Site | None = None,
         shared: Mapping[str, Stateful] | None = None,
@@ -157,8 +157,8 @@ class OuterLoop(TrainingLoop):
             compression: A word that sets quantization, error feedback (`pccl.ErrorFeedback`) and the default of
                 `outer`, chosen for AdamW, 50 inner steps and float32. "8bit": MIN_MAX codes of 8 bits, no feedback.
                 "4bit": MIN_MAX codes of 4 bits, decay 1. "2bit": LLOYD_MAX, decay 0.4 and `OuterNesterov(1.0, 0.7)`.
-                "1bit": the same with SIGN. Or, not in `AsyncDiLoCo`, a compressor from `pccl.training.compression`,
-                which this object then owns.
+                "1bit": the same with SIGN. Or a compressor or `Owners` from `pccl.training.compression`, which this
+                object then owns.
             tag: The first of three tags.
             site: The site, if this peer trains one shard; `communicator` must come from it.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
@@ -181,9 +181,9 @@ class OuterLoop(TrainingLoop):
             raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
         if steps == "by speed":
             alike = (alike, steps, inner_steps)
-        self._compressor = compression if isinstance(compression, Compressor) else None
-        word = None if isinstance(compression, Compressor) else compression
-        if self._compressor is not None and quantization is not None:
+        word = None if isinstance(compression, Compressor | Owners) else compression
+        self._coders = [compression] if isinstance(compression, Compressor | Owners) else []
+        if self._coders and quantization is not None:
             raise ValueError("give either quantization= or a compressor")
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
         if on_nonfinite is not None:
@@ -203,15 +203,14 @@ class OuterLoop(TrainingLoop):
         self._inner = inner
         self._feedback = [self._compression.feedback(replica.dtype)]
         self._outer: OuterOptimizer = outer or _OUTER.get(word or "") or OuterNesterov()
-        if self._compressor is not None:
-            self._compressor.prepare(list(replica.shapes.values()))
+        if isinstance(compression, Compressor):
+            compression.prepare(list(replica.shapes.values()))
         self._tag = tag
         self._parameters = np.empty(replica.count, replica.dtype)
         replica.read(self._parameters)
         self._momentum = self._outer.state(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        compressors = [self._compressor] if self._compressor is not None else []
-        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike, *compressors)}"
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike, *self._coders)}"
         compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
         inner_name = type(inner).__qualname__ if hasattr(inner, "param_groups") else None
         self._alike = {
@@ -321,8 +320,8 @@ class OuterLoop(TrainingLoop):
         self._feedback = [self._compression.feedback(self._replica.dtype) for _ in self._feedback]
         self._begin()
         self._inner_steps.forget()
-        if self._compressor is not None:
-            self._compressor.forget()
+        for coder in self._coders:
+            coder.forget()
 
     @property
     def came_late(self) -> bool:
@@ -373,10 +372,13 @@ class OuterLoop(TrainingLoop):
         """Launch the average of one of the parts that take turns."""
         communicator, tag, revision, feedback = self._communicator, self._tag, self.revision, self._feedback[part]
         quantization, seconds = self._compression.quantization, self._inner_steps.seconds
-        if self._compressor is not None:
-            return CompressedAverage(
-                communicator, gradient, tag, revision, self._compressor, weight, seconds, is_finite
-            )
+        if self._coders:
+            coder = self._coders[part]
+            if isinstance(coder, Owners):
+                return OwnedAverage(
+                    communicator, gradient, tag, tag + NOTES, revision, coder, weight, seconds, is_finite
+                )
+            return CompressedAverage(communicator, gradient, tag, revision, coder, weight, seconds, is_finite)
         if weight is None and not self._is_by_speed and is_finite is None:
             return average(communicator, gradient, tag, revision, quantization, feedback=feedback)
         return NotedAverage(

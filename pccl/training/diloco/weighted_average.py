@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, ErrorFeedback, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
-from pccl.training.compression import Compressor
-from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.compression import Compressor, Owners
+from pccl.training.group.relaunch import Outcome, Relaunched, average, own_number
 from pccl.training.state.replica import Vector
 
 Rows = NDArray[np.float64]
@@ -134,6 +134,8 @@ class CompressedAverage:
     """An average of compressed vectors, used like a `NotedAverage`: one all-gather of each peer's notes and encoded
     vector, padded to the bound. If this peer is alone, its vector stays as it is."""
 
+    _is_nonfinite: bool
+
     def __init__(
         self,
         communicator: Communicator,
@@ -146,57 +148,187 @@ class CompressedAverage:
         is_finite: bool | None = None,
     ) -> None:
         """As for `NotedAverage`. With `is_finite` None, `wait` fails on all peers if a vector is not finite."""
+        self._prepare(vector, weight, seconds, is_finite)
+        self._compressor, compressor.step = compressor, step
+        data: bytes | None = b""
+        if not self._is_left_out:
+            data = compressor.compress(self._short, communicator.membership.peers)
+        self._is_nonfinite = self._is_nonfinite or data is None
+        row = self._row = self._noted(data, compressor.bound(vector.size), self._is_nonfinite)
+        self._gathered = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
+
+    def _prepare(self, vector: Vector, weight: float | None, seconds: float, is_finite: bool | None) -> None:
         self.nonfinite: tuple[int, ...] = ()
         self.own_seconds = seconds
         self.seconds: tuple[float, ...] = ()
-        self._vector, self._compressor = vector, compressor
-        self._is_checked = is_finite is not None
-        compressor.step = step
-        short = vector.astype(np.float32, copy=False)
-        data: bytes | None = b""
-        if is_finite is False:
-            data = None
-        elif weight != 0:
-            data = compressor.compress(short, communicator.membership.peers)
-        is_nonfinite, data = data is None, data or b""
-        notes = (math.nan if weight is None else weight, seconds, is_nonfinite, len(data))
-        row = np.zeros(_NOTES.itemsize + compressor.bound(vector.size), np.uint8)
-        row[: _NOTES.itemsize].view(_NOTES)[0] = notes
+        self._vector, self._short = vector, vector.astype(np.float32, copy=False)
+        self._weight = weight
+        self._is_checked, self._is_nonfinite = is_finite is not None, is_finite is False
+
+    @property
+    def _is_left_out(self) -> bool:
+        return self._is_nonfinite or self._weight == 0
+
+    def _noted(self, data: bytes | None, size: int, is_nonfinite: bool) -> Any:
+        """Return this peer's notes and a code, padded to `size`."""
+        row, data = np.zeros(_NOTES.itemsize + size, np.uint8), data or b""
+        weight = math.nan if self._weight is None else self._weight
+        row[: _NOTES.itemsize].view(_NOTES)[0] = (weight, self.own_seconds, is_nonfinite, len(data))
         row[_NOTES.itemsize : _NOTES.itemsize + len(data)] = np.frombuffer(data, np.uint8)
-        self._row = row
-        self._gathered = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
+        return row
 
     def wait(self) -> Outcome:
         """Wait until the vector is the average. Raises PCCLError, INVALID_ARGUMENT if a vector is not finite."""
         outcome = self._gathered.wait()
         rows = self._gathered.info.array if self._gathered.info is not None else self._row[np.newaxis]
-        notes = [row[: _NOTES.itemsize].view(_NOTES)[0] for row in rows]
+        weights = self._weights(rows, outcome.peers)
+        self._compressor.commit()
+        if len(rows) > 1:
+            self._vector[...] = _mean(rows, weights, self._compressor, self._vector.size)
+        return outcome
+
+    def _weights(self, rows: Any, peers: tuple[int, ...]) -> list[float]:
+        """Return the weights of all peers. Raises PCCLError, the same on all of them."""
+        notes = [_notes_of(row) for row in rows]
         weights = [float(each["weight"]) for each in notes]
         if len({math.isnan(weight) for weight in weights}) > 1:
             text = "some peers gave a weight: give outer_step(weight=...) on all peers or on none"
             raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
-        self.nonfinite = tuple(peer for peer, each in zip(outcome.peers, notes, strict=True) if each["is_nonfinite"])
+        self.nonfinite = tuple(peer for peer, each in zip(peers, notes, strict=True) if each["is_nonfinite"])
         if self.nonfinite and not self._is_checked:
             text = f"NaN or infinity in the movement of peer {', '.join(map(str, self.nonfinite))}"
             raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
         self.seconds = tuple(float(each["seconds"]) for each in notes)
-        self._compressor.commit()
-        if len(rows) > 1:
-            weights = [0.0 if each["size"] == 0 else weight for each, weight in zip(notes, weights, strict=True)]
-            self._fold(rows, notes, [1.0 if math.isnan(weight) else weight for weight in weights])
-        return outcome
+        weights = [0.0 if each["size"] == 0 else weight for each, weight in zip(notes, weights, strict=True)]
+        return [1.0 if math.isnan(weight) else weight for weight in weights]
 
-    @default_environment()
-    def _fold(self, rows: Any, notes: Any, weights: list[float]) -> None:
-        """Set the vector to the weighted mean of the decoded vectors, added up in float32 by rank."""
-        total, mean = math.fsum(weights), np.empty(self._vector.size, np.float32)
-        codes = [
-            (weight / total, memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + int(note["size"])])
-            for row, note, weight in zip(rows, notes, weights, strict=True)
-            if weight
-        ]
-        self._compressor.average(codes, mean)
-        self._vector[...] = mean
+
+def _notes_of(row: Any) -> Any:
+    return row[: _NOTES.itemsize].view(_NOTES)[0]
+
+
+@default_environment()
+def _decoded(row: Any, compressor: Compressor, count: int) -> Any:
+    decoded = np.zeros(count, np.float32)
+    size = int(_notes_of(row)["size"])
+    if size:
+        compressor.decode_add(memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + size], decoded)
+    return decoded
+
+
+@default_environment()
+def _mean(rows: Any, weights: list[float], compressor: Compressor, count: int) -> Any:
+    """Return the weighted mean of the decoded vectors."""
+    mean, total = np.empty(count, np.float32), math.fsum(weights)
+    codes = [
+        (weight / total, memoryview(row)[_NOTES.itemsize : _NOTES.itemsize + int(_notes_of(row)["size"])])
+        for row, weight in zip(rows, weights, strict=True)
+        if weight
+    ]
+    compressor.average(codes, mean)
+    return mean
+
+
+class OwnedAverage(CompressedAverage):
+    """An average by `Owners`: an all-to-all of the codes of parts, and an all-gather of the codes of their means.
+
+    Codes are padded to their bounds, so that peers need not exchange sizes first. If a peer is lost between the ops,
+    all survivors see that in the second one, and start again with new owners. Residuals are kept after the second.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        vector: Vector,
+        tag: int,
+        means_tag: int,
+        step: int,
+        owners: Owners,
+        weight: float | None,
+        seconds: float,
+        is_finite: bool | None = None,
+    ) -> None:
+        self._prepare(vector, weight, seconds, is_finite)
+        self._is_nonfinite = self._is_nonfinite or not (self._is_left_out or np.isfinite(self._short).all())
+        self._communicator, self._owners = communicator, owners
+        self._tag, self._means_tag, self._step = tag, means_tag, step
+        self._number = own_number(communicator)
+        self._has_failed = False
+        self._codes: list[Any] = []
+        self._exchange = Relaunched(communicator, self._launch_exchange)
+
+    def _launch_exchange(self) -> Any:
+        owners, membership = self._owners, self._communicator.membership
+        if not self._codes or owners.peers != membership.peers:
+            owners.divide(self._vector.size, membership.peers, self._step)
+            parts = [self._short[part] for part in owners.parts]
+            data = [
+                up.compress(part, owners.peers) if part.size and not self._is_left_out else b""
+                for up, part in zip(owners.ups, parts, strict=True)
+            ]
+            self._is_nonfinite = self._is_nonfinite or None in data
+            self._codes = [
+                self._noted(each, up.bound(part.size), self._is_nonfinite)
+                for each, up, part in zip(data, owners.ups, parts, strict=True)
+            ]
+        return self._communicator.launch.all_to_all(
+            np.concatenate(self._codes),
+            send_counts=[code.size for code in self._codes],
+            recv_counts=[self._codes[membership.rank].size] * len(self._codes),
+            tag=self._tag,
+            step=self._step,
+        )
+
+    def _wait_for_exchange(self) -> Outcome:
+        try:
+            return self._exchange.wait()
+        except PCCLError as error:
+            # On all peers, if one of them has launched the op for a group that another had just left.
+            if error.result is not Result.INVALID_ARGUMENT or self._has_failed:
+                raise
+        self._has_failed = True
+        self._exchange.again()
+        return self._exchange.wait()
+
+    def wait(self) -> Outcome:
+        """As for `CompressedAverage`."""
+        total = self._wait_for_exchange()
+        while self._exchange.info is not None:
+            means = self._average_part(self._exchange.info.array.reshape(len(self._codes), -1))
+            outcome = means.wait()
+            if outcome.peers == self._owners.peers:
+                self._take(means.info.array)
+                return outcome.with_cost(total)
+            self._exchange.again()
+            total = self._wait_for_exchange().with_cost(outcome.with_cost(total), 1)
+        self._weights([self._noted(b"", 0, self._is_nonfinite)], total.peers)
+        return total
+
+    def _average_part(self, rows: Any) -> Relaunched:
+        """Launch the gathering of the means of all parts, this peer's part from the codes of all peers."""
+        owners, own = self._owners, self._owners.peers.index(self._number)
+        sizes = [part.stop - part.start for part in owners.parts]
+        weights = self._weights(rows, owners.peers)
+        mean = _mean(rows, weights, owners.ups[own], sizes[own])
+        data = owners.downs[own].compress(mean, owners.peers) if mean.size else b""
+        bound = max(down.bound(size) for down, size in zip(owners.downs, sizes, strict=True))
+        row = self._noted(data, bound, data is None)
+        return Relaunched(
+            self._communicator,
+            lambda: self._communicator.launch.all_gather(row, tag=self._means_tag, step=self._step),
+        )
+
+    def _take(self, rows: Any) -> None:
+        """Make the decoded means the vector."""
+        owners = self._owners
+        overflown = [peer for peer, row in zip(owners.peers, rows, strict=True) if _notes_of(row)["is_nonfinite"]]
+        if overflown:
+            text = f"the mean of the part of peer {', '.join(map(str, overflown))} is too large for its encoding"
+            raise PCCLError(Result.INVALID_ARGUMENT, "compressed average", text)
+        for row, down, part in zip(rows, owners.downs, owners.parts, strict=True):
+            self._vector[part] = _decoded(row, down, part.stop - part.start)
+        for compressor in (*owners.ups, *owners.downs):
+            compressor.commit()
 
 
 Average: TypeAlias = Relaunched | NotedAverage | CompressedAverage

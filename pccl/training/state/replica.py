@@ -117,6 +117,9 @@ class ArrayPart:
         self._arrays = arrays
         self.count = sum(array.size for array in arrays)
 
+    def part_shapes(self) -> list[tuple[int, ...]]:
+        return [array.shape for array in self._arrays]
+
     def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
         ends = np.cumsum([array.size for array in self._arrays])
         return [
@@ -180,6 +183,9 @@ class TorchPart:
         self._pieces = pieces
         self._sizes = [shard.numel() for shard in self._shards()]
         self.count = sum(self._sizes)
+
+    def part_shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(shard.shape) for shard in self._shards()]
 
     def _shards(self) -> list[Any]:
         return [self._torch.atleast_1d(as_real(local_shard(parameter)))[rows] for parameter, rows in self._pieces]
