@@ -92,14 +92,15 @@ def extragradient(saddle: Saddle, steps: int, rate: float = 1.2) -> Vector:
 
 
 def masha(saddle: Saddle, steps: int, channels: Sequence[Channel], rate: float, tau: float) -> Vector:
-    """Algorithms 1 and 2 of the paper, with channels to the owner and back; `1 - tau` is the probability of an exact exchange."""
+    """Algorithms 1 and 2 of the paper, with channels to the root and back. The probability of an exact exchange is
+    `1 - tau`."""
     common = np.random.default_rng(0)
     point = anchor = np.zeros(SIZE)
     own = saddle.operator(anchor)
     mean = saddle.mean(own)
     for _ in range(steps):
         middle = tau * point + (1 - tau) * anchor - rate * mean
-        point = middle - saddle.compressed_mean(*channels, rate * (saddle.operator(middle) - own))
+        point = middle - saddle.compressed_mean(channels[0], channels[1], rate * (saddle.operator(middle) - own))
         if common.random() < 1 - tau:
             anchor, own = point, saddle.operator(point)
             mean = saddle.mean(own)

@@ -4,8 +4,8 @@ Admission happens between two steps, when no op is in flight. If newcomers are w
 `update_topology`. Newcomers return from `connect`, the others from `update_topology`; then all take the same steps:
 
 1. The *configuration check* gathers a row from each peer: whether it is under way (already training), how many peers
-   it needs to start, and its options. A newcomer whose options differ fails and leaves. If no peer is under way and
-   options differ, all fail.
+   it needs to start, and a digest of its options (if digests differ, also the options). A newcomer whose options
+   differ fails and leaves. If no peer is under way and options differ, all fail.
 2. If some peer is under way, or enough peers are present, all synchronize the shared state and train. Otherwise they
    wait for more.
 
@@ -345,9 +345,13 @@ class Membership:
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        # Use a launched op because an interrupt of its waiter does not abort it for the other peers.
-        rows, _ = gather_among_all(self._communicator, row_bytes(own), TAG)
-        return sorted((row_of(row) for row in rows.values()), key=lambda row: row.peer)
+        # Use launched ops because an interrupt of their waiter does not abort them for the other peers.
+        heads, _ = gather_among_all(self._communicator, head_bytes(own), TAG)
+        texts = dict.fromkeys(heads, own.options)
+        if any(head[-16:].tobytes() != digest_of(own) for head in heads.values()):
+            found, _ = gather_among_all(self._communicator, text_bytes(own), TAG)
+            texts = {peer: text_of(text) for peer, text in found.items()}
+        return sorted((row_of(heads[peer], text) for peer, text in texts.items()), key=lambda row: row.peer)
 
     def _synchronize(self, world_size: int) -> Admission:
         before = self._state.revision
@@ -388,9 +392,7 @@ class Membership:
 # The configuration check. Options are text, one line each: the name and the `repr`. Long values are cut with a digest.
 
 TAG = 2**63 - 1
-ROW_BYTES = 4096
-HEAD_BYTES = 32
-TAIL_BYTES = 24
+TEXT_BYTES = 4096
 VALUE_CHARACTERS = 64
 REFUSE, ADOPT_OWN, ADOPT = range(3)
 """Which older state a newcomer takes: none, that of its own history, any."""
@@ -424,7 +426,7 @@ def checked(rejoin: bool | float = True, hold_below: int = 1, on_older_run: str 
 def described(options: Mapping[str, object]) -> str:
     """Return the text that peers compare."""
     lines = (f"{name}={_cut(_line(value))}" for name, value in options.items())
-    return _cut("\n".join(lines), (ROW_BYTES - HEAD_BYTES - TAIL_BYTES) // 4)
+    return _cut("\n".join(lines), TEXT_BYTES // 4)
 
 
 def shown(options: str) -> str:
@@ -433,21 +435,29 @@ def shown(options: str) -> str:
     return f"{first.removeprefix('class=') or 'training object'} ({', '.join(rest)})"
 
 
-def row_bytes(row: Row) -> NDArray[np.uint8]:
-    """Return the encoded row; all rows have the same size."""
-    text = row.options.encode()
-    data = np.zeros(ROW_BYTES, np.uint8)
-    data[:HEAD_BYTES] = np.array([row.peer, row.is_under_way, row.peers_min, len(text)], "<i8").view(np.uint8)
-    data[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
-    data[-TAIL_BYTES:] = np.array([row.revision, row.history, row.adopts], "<i8").view(np.uint8)
-    return data
+def digest_of(row: Row) -> bytes:
+    return hashlib.sha256(row.options.encode()).digest()[:16]
 
 
-def row_of(data: NDArray[np.uint8]) -> Row:
-    """Return the row that `row_bytes` encoded."""
-    peer, is_under_way, peers_min, count = data[:HEAD_BYTES].view("<i8").tolist()
-    options = data[HEAD_BYTES : HEAD_BYTES + count].tobytes().decode()
-    return Row(peer, bool(is_under_way), peers_min, options, *data[-TAIL_BYTES:].view("<i8").tolist())
+def head_bytes(row: Row) -> NDArray[np.uint8]:
+    """Return the numbers of a row and the digest of its options, which are sent only if they differ."""
+    numbers = [row.peer, row.is_under_way, row.peers_min, row.revision, row.history, row.adopts]
+    return np.frombuffer(np.array(numbers, "<i8").tobytes() + digest_of(row), np.uint8)
+
+
+def text_bytes(row: Row) -> NDArray[np.uint8]:
+    """Return the encoded options, with the same size for all rows."""
+    return np.frombuffer(row.options.encode().ljust(TEXT_BYTES, b"\0"), np.uint8)
+
+
+def text_of(data: NDArray[np.uint8]) -> str:
+    return data.tobytes().rstrip(b"\0").decode()
+
+
+def row_of(head: NDArray[np.uint8], options: str) -> Row:
+    """Return the row that `head_bytes` encoded."""
+    peer, is_under_way, peers_min, *rest = np.frombuffer(head[:-16].tobytes(), "<i8").tolist()
+    return Row(peer, bool(is_under_way), peers_min, options, *rest)
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:

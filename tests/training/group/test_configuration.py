@@ -11,7 +11,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, OuterNesterov, SPSAOptions
-from pccl.training.group.membership import Row, described, row_bytes, row_of, shown, unlike
+from pccl.training.group.membership import Row, described, head_bytes, row_of, shown, text_bytes, text_of, unlike
 from tests.support.cluster import outcomes, refusal, results
 from tests.training.peers import Peer, cluster_of, new_model, refused_while_others_train
 
@@ -103,10 +103,10 @@ def test_rows_round_trip() -> None:
         {"class": "DDP", "tag": 2**62, "shared": ["ä" * 500], "alike": "a\nb", **dict.fromkeys("xyz" * 9)}
     )
     row = Row(7, True, 3, options)
-    assert row_of(row_bytes(row)) == row
+    assert row_of(head_bytes(row), text_of(text_bytes(row))) == row
     assert shown(options).startswith("DDP (tag=4611686018427387904, shared=['ä")
     many = Row(1, False, 1, described({f"option {i}": "x" * 60 for i in range(100)}))
-    assert row_of(row_bytes(many)) == many
+    assert row_of(head_bytes(many), text_of(text_bytes(many))) == many
     assert many.options != described({f"option {i}": "x" * 60 for i in range(99)})
 
 
