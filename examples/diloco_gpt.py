@@ -15,7 +15,6 @@ Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and thi
 As in the paper, the model is pretrained: every peer takes the same steps before it connects (`--pretrain`).
 """
 
-from common.gpt import CONTEXT
 from common.run import prepare
 
 from pccl import Communicator
@@ -41,7 +40,7 @@ with Communicator() as communicator:
     while diloco.revision < options.steps:
         first, count = diloco.revision * options.inner, diloco.inner_steps
         loss = sum(trainer.step(first + i) for i in range(count)) / count
-        tokens = count * options.batch * CONTEXT
+        tokens = count * options.batch * model.size.context
         step = diloco.outer_step(weight=tokens if options.weighted else None)
         run.save(diloco)
         progress.add(
