@@ -20,14 +20,16 @@ from common.text import Corpus
 CONTEXT = 32
 BATCH = 8
 LEARNING_RATE = 6e-3
-MUON_RATE = 3.0
-"""Muon's learning rate relative to AdamW's."""
+MUON_RATE = 3 * LEARNING_RATE
+"""Muon's learning rate, for both sizes of the model."""
 FRESH_STEPS = 20
 """Number of warm-up steps for an optimizer without history."""
 
 
 @dataclass(frozen=True)
 class Size:
+    """The size of a model, and AdamW's learning rate for it."""
+
     width: int = 64
     heads: int = 4
     layers: int = 1
@@ -36,7 +38,7 @@ class Size:
 
 
 SMALL = Size()
-SIZES = {"small": SMALL, "large": Size(width=192, layers=5, context=48, learning_rate=2e-3)}
+SIZES = {"small": SMALL, "large": Size(width=192, layers=5, context=48, learning_rate=1e-3)}
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -122,7 +124,7 @@ def muon(model: nn.Module) -> torch.optim.Optimizer:
     """Return Muon (Jordan et al. 2024) for the blocks' matrices, and AdamW for all other parameters."""
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     others = [each for each in model.parameters() if not any(each is matrix for matrix in matrices)]
-    return Joined(torch.optim.Muon(matrices, lr=MUON_RATE * LEARNING_RATE), adamw(others))
+    return Joined(torch.optim.Muon(matrices, lr=MUON_RATE), adamw(others))
 
 
 class Trainer:
@@ -166,7 +168,7 @@ class Trainer:
         fresh = min(1.0, (float(history) + 1) / FRESH_STEPS)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
         for group in self.optimizer.param_groups:
-            rate = self.model.size.learning_rate * (MUON_RATE if "ns_steps" in group else 1)
+            rate = MUON_RATE if "ns_steps" in group else self.model.size.learning_rate
             group["lr"] = rate * fresh * cosine
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:
