@@ -16,7 +16,7 @@ from common.gpt import BATCH
 from pccl import MasterNode
 
 FOLDER = Path(__file__).resolve().parent.parent
-STALL_S = 300
+STALL_S = 900
 """A run without progress for this long has failed."""
 
 
