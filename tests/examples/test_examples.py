@@ -89,7 +89,7 @@ def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    lines = _run("-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt"))
+    lines = _run("-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--model=large", f"--start={tmp_path}/start.pt")
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
 
