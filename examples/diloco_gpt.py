@@ -15,7 +15,6 @@ Between hosts, start `pccl master --listen 0.0.0.0:48148` on one of them and thi
 As in the paper, the model is pretrained: every peer takes the same steps before it connects (`--pretrain`).
 """
 
-from common.gpt import CONTEXT
 from common.late import LateUpdates
 from common.run import prepare
 
@@ -45,7 +44,7 @@ with Communicator() as communicator:
         if late is not None:
             late.resume()
         loss = sum(trainer.step(first + i) for i in range(count)) / count
-        tokens = count * options.batch * CONTEXT
+        tokens = count * options.batch * model.size.context
         if late is not None:
             late.contribute()
         step = diloco.outer_step(weight=tokens if options.weighted else None)

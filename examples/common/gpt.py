@@ -1,4 +1,5 @@
-"""A small GPT over bytes, for CPUs: tens of thousands of parameters, a few milliseconds per step."""
+"""A GPT over bytes, for CPUs: small (tens of thousands of parameters, a few milliseconds per step) or large (two
+million, about 0.2 s)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +17,43 @@ from torch.nn import functional
 
 from common.text import Corpus
 
-WIDTH, HEADS, LAYERS = 64, 4, 1
 CONTEXT = 32
 BATCH = 8
 LEARNING_RATE = 6e-3
-MUON_RATE = 3.0
-"""Muon's learning rate relative to AdamW's."""
+MUON_RATE = 3 * LEARNING_RATE
+"""Muon's learning rate, for both sizes of the model."""
 FRESH_STEPS = 20
 """Number of warm-up steps for an optimizer without history."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """The size of a model, and AdamW's learning rate for it."""
+
+    width: int = 64
+    heads: int = 4
+    layers: int = 1
+    context: int = CONTEXT
+    learning_rate: float = LEARNING_RATE
+
+
+SMALL = Size()
+SIZES = {"small": SMALL, "large": Size(width=192, layers=5, context=48, learning_rate=1e-3)}
+
+
 class Block(nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Any) -> Any:
         batch, length, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
@@ -44,27 +61,28 @@ class GPT(nn.Module):  # type: ignore[misc]
     """A GPT with pre-norm blocks, learned positions and tied embeddings. A seed gives the same weights on every
     machine."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, size: Size = SMALL) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.embedding = nn.Embedding(256, WIDTH)
-        self.positions = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.size = size
+        self.embedding = nn.Embedding(256, size.width)
+        self.positions = nn.Parameter(0.02 * torch.randn(size.context, size.width))
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         for block in self.blocks:
             for linear in (block.qkv, block.up, block.out, block.down):
                 nn.init.normal_(linear.weight, std=0.02)
                 nn.init.zeros_(linear.bias)
             for linear in (block.out, block.down):
-                linear.weight.data /= math.sqrt(2 * LAYERS)
+                linear.weight.data /= math.sqrt(2 * size.layers)
 
     def forward(self, tokens: Any) -> Any:
         x = self.blocks(self.embedding(tokens) + self.positions[: tokens.shape[1]])
         return functional.linear(self.norm(x), self.embedding.weight)
 
     def loss(self, stretches: Any) -> Any:
-        """Return the loss of predicting each byte of `stretches` (sequences, CONTEXT + 1) from its prefix, in nats per
+        """Return the loss of predicting each byte of `stretches` (sequences, context + 1) from its prefix, in nats per
         byte."""
         stretches = torch.from_numpy(stretches).long()
         logits = self(stretches[:, :-1])
@@ -72,11 +90,11 @@ class GPT(nn.Module):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def validation_loss(self, corpus: Corpus) -> float:
-        return float(self.loss(corpus.validation(CONTEXT + 1)))
+        return float(self.loss(corpus.validation(self.size.context + 1)))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def test_loss(self, corpus: Corpus) -> float:
-        return float(self.loss(corpus.test(CONTEXT + 1)))
+        return float(self.loss(corpus.test(self.size.context + 1)))
 
 
 class Joined(torch.optim.Optimizer):  # type: ignore[misc]
@@ -106,7 +124,7 @@ def muon(model: nn.Module) -> torch.optim.Optimizer:
     """Return Muon (Jordan et al. 2024) for the blocks' matrices, and AdamW for all other parameters."""
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     others = [each for each in model.parameters() if not any(each is matrix for matrix in matrices)]
-    return Joined(torch.optim.Muon(matrices, lr=MUON_RATE * LEARNING_RATE), adamw(others))
+    return Joined(torch.optim.Muon(matrices, lr=MUON_RATE), adamw(others))
 
 
 class Trainer:
@@ -132,7 +150,7 @@ class Trainer:
         """Compute loss and gradients of the batch for `step`, which depends only on the step and the peer."""
         self._schedule(step)
         self.optimizer.zero_grad()
-        loss = self.model.loss(self.corpus.batch(self.index, step, self.batch, CONTEXT + 1))
+        loss = self.model.loss(self.corpus.batch(self.index, step, self.batch, self.model.size.context + 1))
         loss.backward()
         return float(loss.detach())
 
@@ -150,7 +168,7 @@ class Trainer:
         fresh = min(1.0, (float(history) + 1) / FRESH_STEPS)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
         for group in self.optimizer.param_groups:
-            rate = LEARNING_RATE * (MUON_RATE if "ns_steps" in group else 1)
+            rate = MUON_RATE if "ns_steps" in group else self.model.size.learning_rate
             group["lr"] = rate * fresh * cosine
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:
@@ -167,7 +185,7 @@ class Trainer:
             for step in range(-steps, 0):
                 self._schedule(0)
                 self.optimizer.zero_grad()
-                self.model.loss(self.corpus.batch_of_all(step, self.batch, CONTEXT + 1)).backward()
+                self.model.loss(self.corpus.batch_of_all(step, self.batch, self.model.size.context + 1)).backward()
                 self.optimizer.step()
             if path is not None:
                 whole = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may read `path` at any time

@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from common.gpt import GPT, Trainer
+from common.gpt import GPT, SIZES, Trainer
 from common.progress import Progress, announce, gpt_arguments
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
@@ -127,7 +127,7 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     options = parser.parse_args()
     torch.set_num_threads(1)  # several peers share this machine's cores
     corpus = Corpus(shards=options.peers, seed=options.seed)
-    model = GPT(options.seed)
+    model = GPT(options.seed, SIZES[options.model])
     steps = options.steps * options.inner
     trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3, options.optimizer)
     trainer.warm_start(options.pretrain, options.start)

@@ -16,7 +16,7 @@ from common.gpt import BATCH
 from pccl import MasterNode
 
 FOLDER = Path(__file__).resolve().parent.parent
-STALL_S = 300
+STALL_S = 900
 """A run without progress for this long has failed."""
 
 
@@ -45,6 +45,7 @@ class Settings:
     batch: int = BATCH
     """Sequences per step and peer."""
     seed: int = 0
+    model: str = "small"
 
 
 @dataclass
@@ -92,14 +93,14 @@ class Run:
             return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
     def make(self) -> Outcome:
-        started_s = progress_s = time.monotonic()
+        started_s = time.monotonic()
         with MasterNode("127.0.0.1:0") as master:
             peers = {0: self.start(master.address, 0)}
             try:
                 while not self.settings.start.exists() and peers[0].poll() is None:
                     time.sleep(0.05)  # peer 0 pretrains the model for all
                 peers |= {index: self.start(master.address, index) for index in range(1, self.settings.peers)}
-                shown = 0
+                shown, progress_s = 0, time.monotonic()
                 while any(process.poll() is None for process in peers.values()):
                     time.sleep(0.05)
                     rows = rows_of(self.files[0])

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { LANES = 16, USUAL_BLOCK = 64, OCTAVE_MIN = -44, SCALE_NONE = 0, SCALE_NAN = 255 };
+enum { LANES = 16, USUAL_BLOCK = 64, AHEAD = 8, OCTAVE_MIN = -44, SCALE_NONE = 0, SCALE_NAN = 255 };
 
 /* The quantizer of least mean square error for a normal distribution of variance 1 (Max, 1960). */
 #define LEVEL_LOW 0.4528f
@@ -95,25 +95,20 @@ PCCL_INLINE void pack(const uint8_t *codes, size_t bytes, int is_sign, pccl_u8 *
         }
     } else {
         PCCL_INDEPENDENT
-        for (size_t i = 0; i < bytes; i++) {
-            const uint32_t pairs = fours[i] | fours[i] >> 6;
-            wire[i] = (uint8_t)(pairs | pairs >> 12);
-        }
+        for (size_t i = 0; i < bytes; i++)
+            wire[i] = (uint8_t)(fours[i] * 0x01041040u >> 24); /* code k moves from bit 8 k to bit 24 + 2 k */
     }
 }
 
+/* With SIGN a code of 1 becomes some other number than 0. */
 PCCL_INLINE void unpack(const pccl_u8 *wire, size_t bytes, int is_sign, uint8_t *codes)
 {
     pccl_u32 *fours = (pccl_u32 *)(void *)codes;
     pccl_u64 *eights = (pccl_u64 *)(void *)codes;
     if (is_sign) {
         PCCL_INDEPENDENT
-        for (size_t i = 0; i < bytes; i++) {
-            uint64_t bits = wire[i];
-            bits |= bits << 28;
-            bits |= bits << 14;
-            eights[i] = (bits | bits << 7) & 0x0101010101010101u;
-        }
+        for (size_t i = 0; i < bytes; i++)
+            eights[i] = wire[i] * 0x0101010101010101u & 0x8040201008040201u;
     } else {
         PCCL_INDEPENDENT
         for (size_t i = 0; i < bytes; i++) {
@@ -121,6 +116,14 @@ PCCL_INLINE void unpack(const pccl_u8 *wire, size_t bytes, int is_sign, uint8_t 
             fours[i] = (pairs | pairs << 6) & 0x03030303;
         }
     }
+}
+
+PCCL_INLINE void decode_signs(const pccl_u8 *marks, size_t count, uint32_t scale, pccl_f32 *values)
+{
+    pccl_u32 *bits = (pccl_u32 *)(void *)values;
+    PCCL_INDEPENDENT
+    for (size_t i = 0; i < count; i++)
+        bits[i] = marks[i] != 0 ? scale | 0x80000000u : scale;
 }
 
 PCCL_INLINE void decode(const pccl_u8 *codes, size_t count, uint32_t low, uint32_t change, pccl_f32 *values)
@@ -133,11 +136,10 @@ PCCL_INLINE void decode(const pccl_u8 *codes, size_t count, uint32_t low, uint32
     }
 }
 
-PCCL_INLINE uint8_t *quantize_block(const pccl_f32 *x, size_t count, int is_sign, uint8_t *wire)
+PCCL_INLINE uint8_t *quantize_block(const pccl_f32 *x, size_t count, uint32_t byte, int is_sign, uint8_t *wire)
 {
     uint8_t codes[PCCL_QUANT_CHUNK + 8];
     const size_t bytes = is_sign ? (count + 7) / 8 : (count + 3) / 4;
-    const uint32_t byte = byte_of_scale(scale_of(x, count, is_sign));
     *wire++ = (uint8_t)byte;
     if (byte == SCALE_NONE || byte == SCALE_NAN) {
         memset(wire, 0, bytes);
@@ -149,14 +151,20 @@ PCCL_INLINE uint8_t *quantize_block(const pccl_f32 *x, size_t count, int is_sign
     return wire + bytes;
 }
 
-/* Loops of a known count need no remainders. */
+/* Loops of a known count need no remainders, and the CPU computes several scales at the same time. */
 PCCL_INLINE void quantize_all(
     const pccl_op_shape *shape, const pccl_f32 *source, size_t count, int is_sign, uint8_t *wire)
 {
+    while (shape->quantization_block == USUAL_BLOCK && count >= AHEAD * USUAL_BLOCK) {
+        uint32_t scales[AHEAD];
+        for (size_t i = 0; i < AHEAD; i++)
+            scales[i] = byte_of_scale(scale_of(source + i * USUAL_BLOCK, USUAL_BLOCK, is_sign));
+        for (size_t i = 0; i < AHEAD; i++, source += USUAL_BLOCK, count -= USUAL_BLOCK)
+            wire = quantize_block(source, USUAL_BLOCK, scales[i], is_sign, wire);
+    }
     while (count > 0) {
         const size_t block = pccl_min_size(shape->quantization_block, count);
-        wire = block == USUAL_BLOCK ? quantize_block(source, USUAL_BLOCK, is_sign, wire)
-                                    : quantize_block(source, block, is_sign, wire);
+        wire = quantize_block(source, block, byte_of_scale(scale_of(source, block, is_sign)), is_sign, wire);
         source += block;
         count -= block;
     }
@@ -175,7 +183,10 @@ PCCL_INLINE void dequantize_block(uint32_t byte, const uint8_t *wire, size_t cou
     const uint32_t low = pccl_f32_bits(is_sign ? scale : LEVEL_LOW * scale);
     const uint32_t high = pccl_f32_bits(is_sign ? scale : LEVEL_HIGH * scale);
     unpack(wire, is_sign ? (count + 7) / 8 : (count + 3) / 4, is_sign, codes);
-    decode(codes, count, low, low ^ high, values);
+    if (is_sign)
+        decode_signs(codes, count, low, values);
+    else
+        decode(codes, count, low, low ^ high, values);
 }
 
 PCCL_INLINE void dequantize_all(

@@ -2,12 +2,9 @@
 
     sudo python -m tests.wan --hosts 4 --delay-ms 25 --rate-mbit 50 -- python -m tests.wan.overlap
 
-Every host trains a model of NumPy arrays with DiLoCo and then with its asynchronous form, whole and in fragments. The
-inner steps are a wait of fixed length and one pass over the parameters: machines of two cores cannot compute for four
-peers at once, and what is asked is how much of the network's time is hidden behind the computing, not how fast the
-computing is. All that the algorithms themselves do is done, and counts. The default model's all-reduce takes about as
-long as the wait. Host 0 prints a line of JSON: seconds of computing alone and until all fragments have had their turn
-(medians without the first two), the ratios, and how long a peer stood still for the network.
+Every host trains NumPy arrays with DiLoCo and then with its asynchronous form, whole and in fragments. The inner steps
+are a wait and one pass over the parameters, since two cores cannot compute for four peers at once. Host 0 prints a line
+of JSON: seconds of computing and of all fragments' turns (medians without the first two), ratios, and time of waiting.
 """
 
 from __future__ import annotations
