@@ -29,14 +29,16 @@ from typing import Any
 
 from common.runs import Kind, Outcome, Run, Settings
 
+PAPER = ("--outer-learning-rate", "0.7", "--outer-momentum", "0.9")
+"""The outer optimizer of the paper."""
 KINDS = {
     "ddp": Kind("ddp_gpt.py"),
-    "diloco": Kind("diloco_gpt.py"),
-    "diloco-8bit": Kind("diloco_gpt.py", ("--quantize", "8")),
+    "diloco": Kind("diloco_gpt.py", PAPER),
+    "diloco-8bit": Kind("diloco_gpt.py", (*PAPER, "--quantize", "8")),
     "async": Kind("async_diloco_gpt.py"),
     "async-whole": Kind("async_diloco_gpt.py", ("--fragments", "1")),
     "async-5": Kind("async_diloco_gpt.py", ("--fragments", "5")),
-    "diloco-churn": Kind("diloco_gpt.py", (), 4),
+    "diloco-churn": Kind("diloco_gpt.py", PAPER, 4),
     "async-churn": Kind("async_diloco_gpt.py", (), 4),
 }
 Results = dict[str, dict[str, dict[str, Any]]]

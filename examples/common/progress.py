@@ -58,8 +58,8 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--outer", choices=["nesterov", "momentum", "adam"], default="nesterov", help="outer optimizer of DiLoCo"
     )
-    parser.add_argument("--outer-learning-rate", type=float, default=0.7, help="for DiLoCo (default: %(default)s)")
-    parser.add_argument("--outer-momentum", type=float, default=0.9, help="for DiLoCo (default: %(default)s)")
+    parser.add_argument("--outer-learning-rate", type=float, help="for DiLoCo (default: the class's)")
+    parser.add_argument("--outer-momentum", type=float, help="for DiLoCo (default: the class's)")
     parser.add_argument("--outer-clip", type=float, default=math.inf, help="with --outer momentum")
     parser.add_argument("--model", choices=["small", "large"], default="small", help="68,544 or 2.3 million parameters")
     parser.add_argument("--batch", type=int, default=8, help="sequences per step and peer (default: %(default)s)")

@@ -63,8 +63,12 @@ def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor 
     return Owners(*made) if len(made) > 1 else made[0]
 
 
-def outer_of(options: argparse.Namespace) -> OuterOptimizer:
+def outer_of(options: argparse.Namespace) -> OuterOptimizer | None:
+    """Return the outer optimizer, None for the class's default."""
     rate, momentum = options.outer_learning_rate, options.outer_momentum
+    if options.outer == "nesterov" and rate is momentum is None:
+        return None
+    rate, momentum = 0.7 if rate is None else rate, 0.9 if momentum is None else momentum
     if options.outer == "adam":
         return OuterAdam(rate, momentum)
     if options.outer == "momentum":
@@ -80,7 +84,7 @@ class Run:
     corpus: Corpus
     model: GPT
     trainer: Trainer
-    outer: OuterOptimizer
+    outer: OuterOptimizer | None
     quantization: QuantizationOptions | None
     compression: CompressionWord | Compressor | Owners | None
     progress: Progress

@@ -91,9 +91,8 @@ def test_diloco_gpt_with_torch_trains_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [[], ["--fragments", "1", "--overlap", "1", "--mixing", "0.5"]], ids=["", "overlap"])
 def test_async_diloco_gpt_with_torch(tmp_path: Path, more: list[str]) -> None:
     pytest.importorskip("torch")
-    lines = _run(
-        "-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--model=large", f"--start={tmp_path}/start.pt", *more
-    )
+    more = ["--model=large", f"--start={tmp_path}/start.pt", *more]
+    lines = _run("-n", "2", "examples/async_diloco_gpt.py", *SHORT, *more)
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
 

@@ -39,7 +39,7 @@ from pccl._floating_point import default_environment
 from pccl._integers import as_int
 from pccl.training.compression import Compressor, Owners
 from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterStep
-from pccl.training.diloco.outer import OuterOptimizer
+from pccl.training.diloco.outer import OuterNesterov, OuterOptimizer
 from pccl.training.diloco.weighted_average import Average
 from pccl.training.group.membership import Admission, Churn
 from pccl.training.group.relaunch import CompressionWord
@@ -86,6 +86,9 @@ class AsyncDiLoCo(OuterLoop):
             0 and below 1. Needs `overlap` or several fragments. None: look ahead.
         ahead: The estimate of the average for the look-ahead: the "own" pseudo-gradient, or its "share" of the average.
     """
+
+    OUTER = OuterNesterov()
+    """The faster one of `DiLoCo` loses much if updates are late."""
 
     def __init__(
         self,

@@ -58,8 +58,6 @@ from pccl.training.step import (
 logger = logging.getLogger(__name__)
 
 
-_OUTER = {"2bit": OuterNesterov(1.0, 0.7), "1bit": OuterNesterov(1.0, 0.7)}
-"""The outer optimizers of a `compression` for which the paper's does less well."""
 UNKNOWN_S = math.inf
 """The `seconds` of a peer that has not measured its inner steps."""
 
@@ -125,6 +123,8 @@ class OuterLoop(TrainingLoop):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
 
     LOADS = ("DiLoCo", "AsyncDiLoCo")
+    OUTER = OuterNesterov(1.0, 0.7)
+    """The default outer optimizer, which did better than the paper's in each of three runs (docs/training.md)."""
 
     def __init__(
         self,
@@ -152,13 +152,12 @@ class OuterLoop(TrainingLoop):
         Args:
             model: A torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays.
             inner: The inner optimizer, saved in checkpoints. Newcomers receive its `param_groups`, if it has any.
-            outer: The outer optimizer. The default is `OuterNesterov()`, or the one of `compression`.
+            outer: The outer optimizer. The default is `OuterNesterov(1.0, 0.7)`, in `AsyncDiLoCo` `OuterNesterov()`.
             quantization: How to quantize the pseudo-gradients that are sent.
-            compression: A word that sets quantization, error feedback (`pccl.ErrorFeedback`) and the default of
-                `outer`, chosen for AdamW, 50 inner steps and float32. "8bit": MIN_MAX codes of 8 bits, no feedback.
-                "4bit": MIN_MAX codes of 4 bits, decay 1. "2bit": LLOYD_MAX, decay 0.4 and `OuterNesterov(1.0, 0.7)`.
-                "1bit": the same with SIGN. Or a compressor or `Owners` from `pccl.training.compression`, which this
-                object then owns.
+            compression: A word that sets quantization and error feedback (`pccl.ErrorFeedback`), for float32. "8bit":
+                MIN_MAX codes of 8 bits, no feedback. "4bit": MIN_MAX codes of 4 bits, decay 1. "2bit": LLOYD_MAX,
+                decay 0.4. "1bit": the same with SIGN. Or a compressor or `Owners` from `pccl.training.compression`,
+                which this object then owns.
             tag: The first of three tags.
             site: The site, if this peer trains one shard; `communicator` must come from it.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
@@ -202,7 +201,7 @@ class OuterLoop(TrainingLoop):
         self._replica = replica = replica_of(model)
         self._inner = inner
         self._feedback = [self._compression.feedback(replica.dtype)]
-        self._outer: OuterOptimizer = outer or _OUTER.get(word or "") or OuterNesterov()
+        self._outer: OuterOptimizer = outer or self.OUTER
         if isinstance(compression, Compressor):
             compression.prepare(list(replica.shapes.values()))
         self._tag = tag
