@@ -69,7 +69,7 @@ def test_mismatched_shapes_fail_on_all(three_peers: Cluster, name: str) -> None:
         for odd in range(3):
             texts = fails_for_all(three_peers, call, [WIDE if i == odd else TALL for i in range(3)])
             for text in texts:
-                found = re.findall(r"peer (\d) has [^()]* of shape (\(\d, \d\))", text)
+                found = re.findall(r"peer (\d) \([^()]*\) has [^()]* of shape (\(\d, \d\))", text)
                 assert len(found) == 2, text
                 assert {peer: shape == str(WIDE) for peer, shape in found} == {
                     peer: int(peer) == odd + 1 for peer, _ in found
