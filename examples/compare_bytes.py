@@ -71,7 +71,7 @@ METHODS = {
     "muon 100 2-bit": diloco(100, 1.0, 0.6, f"{MUON} --compression 2bit"),
     "muon 200": diloco(200, 1.0, 0.5, MUON),
     "muon 200 2-bit": diloco(200, 1.0, 0.5, f"{MUON} --compression 2bit"),
-    "muon 200 2-bit entropy": diloco(200, 1.0, 0.5, f"{MUON} --compression entropy=1.3/2.1"),
+    "muon 200 entropy": diloco(200, 1.0, 0.5, f"{MUON} --compression entropy=1.5/2.3"),
     "topk 1/16": diloco(50, 1.0, 0, "--compression topk=0.0625"),
     "topk 1/64": diloco(50, 1.0, 0, "--compression topk=0.015625"),
     "muon topk 1/16": diloco(50, 1.0, 0, f"{MUON} --compression topk=0.0625"),
@@ -86,8 +86,8 @@ METHODS = {
     "muon dgc 1/16": diloco(50, 1.0, 0, f"{MUON} --compression dgc=0.0625,0.3"),
     "muon per layer": diloco(50, 1.0, 0, f"{MUON} --compression perlayer=4400"),
     "muon 1-bit adam": diloco(50, 1.0, 0.6, f"{MUON} --compression onebitadam=4 --decay 0.4"),
-    "muon sketch": diloco(50, 1.0, 0, f"{MUON} --compression sketch=0.25"),
-    "muon arc 1/16": diloco(50, 1.0, 0, f"{MUON} --compression arc=0.0625"),
+    "muon sketch": diloco(50, 1.0, 0, f"{MUON} --compression sketch=0.25 --decay 0.5"),
+    "muon arc 1/16": diloco(50, 1.0, 0, f"{MUON} --compression arc=0.0625 --decay 0.5"),
     "outer sgd": diloco(50, 1.0, 0),
     "outer adam": diloco(50, 0.02, 0.9, "--outer adam"),
     "outer momentum": diloco(50, 0.7, 0.7, "--outer momentum"),
@@ -224,7 +224,8 @@ def main() -> int:
         if not outcome.problems:
             results.setdefault(shown, {})[str(seed)] = result_of(outcome)
             file.write_text(json.dumps(results, indent=1))
-    order = [each for name in METHODS for each in (name, name + CHURN) if each in results]
+    chosen = {"ddp", *only}
+    order = [each for name in METHODS if name in chosen for each in (name, name + CHURN) if each in results]
     results = {name: results[name] for name in order}
     show(results)
     if options.plot is not None:
