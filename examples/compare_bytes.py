@@ -95,7 +95,7 @@ METHODS = {
     "slow peer, weighted": diloco(50, 0.7, 0.9, "--weighted", "--slow 2"),
     "fedfix": diloco(50, 0.7, 0.9, "", "--slow 2 --late"),
     "async": late(0.7, 0.9, "--fragments 1"),
-    "async share": late(0.7, 0.9, "--fragments 1 --ahead share"),
+    "async share": late(0.4, 0.7, "--fragments 1 --ahead share"),
     "co2": late(0.7, 0.7, "--fragments 1 --outer momentum --outer-clip 0.1"),
     "overlap 5": late(0.7, 0.9, "--fragments 1 --overlap 5"),
     "overlap 5 mixing": late(0.7, 0.9, "--fragments 1 --overlap 5 --mixing 0.5"),

@@ -43,7 +43,9 @@ with Communicator() as communicator:
         first, count = diloco.revision * options.inner, diloco.inner_steps // options.slow
         if late is not None:
             late.resume()
-        loss = sum(trainer.step(first + i) for i in range(count)) / count
+        # A slow peer's last step is that of the others, so that their learning rates are equal.
+        steps = range(first + options.slow - 1, first + count * options.slow, options.slow)
+        loss = sum(map(trainer.step, steps)) / count
         tokens = count * options.batch * model.size.context
         if late is not None:
             late.contribute()
