@@ -71,7 +71,7 @@ METHODS = {
     "muon 100 2-bit": diloco(100, 1.0, 0.6, f"{MUON} --compression 2bit"),
     "muon 200": diloco(200, 1.0, 0.5, MUON),
     "muon 200 2-bit": diloco(200, 1.0, 0.5, f"{MUON} --compression 2bit"),
-    "muon 200 entropy": diloco(200, 1.0, 0.5, f"{MUON} --compression entropy=1.5/2.3"),
+    "muon 200 entropy": diloco(200, 1.0, 0.5, f"{MUON} --compression entropy=1.6/2.2"),
     "topk 1/16": diloco(50, 1.0, 0, "--compression topk=0.0625"),
     "topk 1/64": diloco(50, 1.0, 0, "--compression topk=0.015625"),
     "muon topk 1/16": diloco(50, 1.0, 0, f"{MUON} --compression topk=0.0625"),

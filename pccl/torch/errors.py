@@ -30,10 +30,10 @@ FATAL = frozenset(
 ADVICE = {
     Result.RANK_CONNECTION_LOST: (
         "the operation was aborted on all survivors and its tensors are unchanged. This process group can no longer be "
-        "used: reconfigure it with the remaining ranks (torch 2.15), or destroy it and create another one"
+        "used: reconfigure it with the remaining ranks, or destroy it and create another one"
     ),
     Result.MASTER_CONNECTION_FAILED: (
-        "this process group can no longer be used: reconfigure it (torch 2.15), or destroy it and create another one"
+        "this process group can no longer be used: reconfigure it, or destroy it and create another one"
     ),
     Result.TIMEOUT: (
         "the operation timed out. It was aborted on all ranks that had called it, and its tensors are unchanged; "
