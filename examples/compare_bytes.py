@@ -168,9 +168,10 @@ def draw(path: Path, results: Results) -> None:
             sent = megabytes(results, name, "sent_bytes")
             middle = statistics.fmean(losses)
             ends = [[middle - min(losses)], [max(losses) - middle]]
-            axes.errorbar(sent, middle, ends, marker="o", capsize=3, label=name)
+            axes.errorbar(sent, middle, ends, marker="o", capsize=3)
             axes.annotate(name, (sent, middle), xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.axhline(0, color="0.8", zorder=0)
+    axes.margins(x=0.12)
     axes.set(xscale="log", xlabel="MB sent by a peer", ylabel="loss against data-parallel AdamW, %")
     figure.savefig(path)
 
