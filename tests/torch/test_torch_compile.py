@@ -24,6 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
 
 
+@pytest.fixture(autouse=True)
+def no_active_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the module that other tests leave here: torch restores the value of another thread after a forward."""
+    monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
 def outcomes(backend: str) -> list[dict[str, str]]:
     """Return what each rank of a group with this backend has found in each case."""
     with TemporaryDirectory() as folder:
