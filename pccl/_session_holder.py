@@ -25,7 +25,7 @@ import trio
 
 from pccl import _timeouts
 from pccl._timeouts import Default, Timeout
-from pccl.errors import PCCLError, integer_argument, invalid
+from pccl.errors import PCCLError, integer_argument, invalid, op_error
 from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer.view import View
 from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
@@ -80,7 +80,8 @@ class SessionErrors:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, SessionError):
-            raise PCCLError(error.result, self._func_name, error.message) from None
+            error_of = op_error if error.of_all_peers else PCCLError
+            raise error_of(error.result, self._func_name, error.message) from None
         if isinstance(error, portal.PortalBrokenError):
             raise PCCLError(Result.INTERNAL_ERROR, self._func_name, str(error)) from None
         if isinstance(error, portal.PortalClosedError):

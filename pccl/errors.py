@@ -44,7 +44,7 @@ class UsageError(PCCLError):
 
 
 class MismatchError(UsageError):
-    """Peers' calls with the same tag do not match: INVALID_ARGUMENT or INVALID_USAGE, on all of them."""
+    """The calls of several peers do not match: INVALID_ARGUMENT or INVALID_USAGE, on all of them."""
 
 
 class TooFewPeersError(PCCLError):

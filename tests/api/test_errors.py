@@ -103,6 +103,7 @@ def test_calls_that_cannot_meet_are_listed_with_their_peers(cluster: Cluster) ->
     found = outcomes([cluster[0].update_topology, partial(cluster[1].all_reduce, ones())])
     assert results(found) == [Result.INVALID_USAGE] * 2
     for error in found:
+        assert isinstance(error, MismatchError)
         assert "these calls cannot meet: peer 2 (" in str(error)
         assert "in the op with tag 0, which the others never launched; peer 1 (" in str(error)
 

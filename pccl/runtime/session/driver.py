@@ -265,10 +265,11 @@ class Lifetime:
 class SessionError(Exception):
     """A call failed. The public layer converts this to a PCCLError."""
 
-    def __init__(self, result: Result, message: str) -> None:
+    def __init__(self, result: Result, message: str, *, of_all_peers: bool = False) -> None:
         super().__init__(message)
         self.result = result
         self.message = message
+        self.of_all_peers = of_all_peers
 
 
 @dataclass(frozen=True)

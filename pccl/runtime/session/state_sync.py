@@ -238,7 +238,7 @@ class GroupCalls(Part):
             self._calls.pop(number, None)
         assert call.result is not None
         if call.result.code is not Result.SUCCESS:
-            raise SessionError(call.result.code, call.result.reason)
+            raise SessionError(call.result.code, call.result.reason, of_all_peers=True)
         return call.world_size if kind == m.Kind.UPDATE_TOPOLOGY else call.result.value
 
     def _call_result(self, machine: Peer, effect: ps.CallResult) -> None:
