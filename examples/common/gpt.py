@@ -20,7 +20,7 @@ from common.text import Corpus
 CONTEXT = 32
 BATCH = 8
 LEARNING_RATE = 6e-3
-MUON_RATE = 3 * LEARNING_RATE
+MUON_RATE = 2 * LEARNING_RATE
 """Muon's learning rate, for both sizes of the model."""
 FRESH_STEPS = 20
 """Number of warm-up steps for an optimizer without history."""
@@ -120,11 +120,11 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-def muon(model: nn.Module) -> torch.optim.Optimizer:
+def muon(model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """Return Muon (Jordan et al. 2024) for the blocks' matrices, and AdamW for all other parameters."""
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     others = [each for each in model.parameters() if not any(each is matrix for matrix in matrices)]
-    return Joined(torch.optim.Muon(matrices, lr=MUON_RATE), adamw(others))
+    return Joined(torch.optim.Muon(matrices, lr=rate), adamw(others))
 
 
 class Trainer:
@@ -141,10 +141,12 @@ class Trainer:
         batch: int = BATCH,
         least_s: float = 0.0,
         optimizer: str = "adamw",
+        muon_rate: float = MUON_RATE,
     ) -> None:
         self.model, self.corpus, self.index, self.steps = model, corpus, index, steps
         self.batch, self.least_s = batch, least_s
-        self.optimizer = muon(model) if optimizer == "muon" else adamw(model.parameters())
+        self.muon_rate = muon_rate
+        self.optimizer = muon(model, muon_rate) if optimizer == "muon" else adamw(model.parameters())
 
     def backward(self, step: int) -> float:
         """Compute loss and gradients of the batch for `step`, which depends only on the step and the peer."""
@@ -168,7 +170,7 @@ class Trainer:
         fresh = min(1.0, (float(history) + 1) / FRESH_STEPS)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, step / self.steps))
         for group in self.optimizer.param_groups:
-            rate = MUON_RATE if "ns_steps" in group else self.model.size.learning_rate
+            rate = self.muon_rate if "ns_steps" in group else self.model.size.learning_rate
             group["lr"] = rate * fresh * cosine
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:

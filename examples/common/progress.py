@@ -58,6 +58,7 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--outer", choices=["nesterov", "momentum", "adam"], default="nesterov", help="outer optimizer of DiLoCo"
     )
+    parser.add_argument("--muon-rate", type=float, default=0.012, help="of --optimizer muon (default: %(default)s)")
     parser.add_argument("--outer-learning-rate", type=float, help="for DiLoCo (default: the class's)")
     parser.add_argument("--outer-momentum", type=float, help="for DiLoCo (default: the class's)")
     parser.add_argument("--outer-clip", type=float, default=math.inf, help="with --outer momentum")

@@ -133,7 +133,9 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     corpus = Corpus(shards=options.peers, seed=options.seed)
     model = GPT(options.seed, SIZES[options.model])
     steps = options.steps * options.inner
-    trainer = Trainer(model, corpus, options.index, steps, options.batch, options.step_ms / 1e3, options.optimizer)
+    trainer = Trainer(
+        model, corpus, options.index, steps, options.batch, options.step_ms / 1e3, options.optimizer, options.muon_rate
+    )
     trainer.warm_start(options.pretrain, options.start)
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None
     progress = Progress(options)
