@@ -123,7 +123,7 @@ class Reference:
     """The outer optimizer in float64, written down from the paper."""
 
     def __init__(self, outer: OuterNesterov | None = None) -> None:
-        self.outer = outer or OuterNesterov(1.0, 0.7)
+        self.outer = outer or OuterNesterov(1.0, 0.8)
         self.parameters = {name: array.astype(np.float64) for name, array in new_model().items()}
         self.momentum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
 

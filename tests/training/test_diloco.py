@@ -74,7 +74,7 @@ def test_compression_is_quantization_with_error_feedback(
             local = {"all": parameters.copy()}
             train(local, peer.number)
             moved.append(parameters - local["all"])
-        OuterNesterov(1.0, 0.7).step(parameters, momentum, average.reduce(moved, ReduceOp.AVG))
+        OuterNesterov(1.0, 0.8).step(parameters, momentum, average.reduce(moved, ReduceOp.AVG))
     for peer in peers:
         np.testing.assert_array_equal(flat(peer.model), parameters)
     close(peers)

@@ -123,7 +123,7 @@ class OuterLoop(TrainingLoop):
     """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
 
     LOADS = ("DiLoCo", "AsyncDiLoCo")
-    OUTER = OuterNesterov(1.0, 0.7)
+    OUTER = OuterNesterov(1.0, 0.8)
     """The default outer optimizer, which did better than the paper's in each of three runs (docs/training.md)."""
 
     def __init__(
@@ -152,7 +152,7 @@ class OuterLoop(TrainingLoop):
         Args:
             model: A torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays.
             inner: The inner optimizer, saved in checkpoints. Newcomers receive its `param_groups`, if it has any.
-            outer: The outer optimizer. The default is `OuterNesterov(1.0, 0.7)`, in `AsyncDiLoCo` `OuterNesterov()`.
+            outer: The outer optimizer. The default is `OuterNesterov(1.0, 0.8)`, in `AsyncDiLoCo` `OuterNesterov()`.
             quantization: How to quantize the pseudo-gradients that are sent.
             compression: A word that sets quantization and error feedback (`pccl.ErrorFeedback`), for float32. "8bit":
                 MIN_MAX codes of 8 bits, no feedback. "4bit": MIN_MAX codes of 4 bits, decay 1. "2bit": LLOYD_MAX,
