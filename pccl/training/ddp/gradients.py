@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions, ReduceOp
-from pccl.training.group.relaunch import Compression, Outcome, Relaunched, average, combined
+from pccl.training.group.relaunch import Compression, Outcome, Relaunched, average, combined, rescale
 from pccl.training.state.replica import as_real, default_torch_arithmetic
 
 BUCKET_BYTES = 4 << 20
@@ -125,7 +125,7 @@ class Bucket:
             return flat.zero_()
         with default_torch_arithmetic(self._torch):
             for sent, part in zip(self._sent.flat.split(CHUNK), flat.split(CHUNK), strict=True):
-                part.copy_(sent.to(self._torch.float64).mul_(factor))
+                part.copy_(sent.to(self._torch.float64) * factor)
         return flat
 
     def divide(self, total: float) -> None:
@@ -360,6 +360,8 @@ class GradientAverages:
         self._tag = tag
         self._quantization = compression.quantization
         self._feedback = [compression.feedback(bucket.flat.dtype) for bucket in buckets]
+        self._factors = [0.0] * len(buckets)
+        """What each bucket's residuals are multiplied by, as parts of weighted sums."""
         self._exponent: int | None = None
         self._is_note_queued = False
 
@@ -455,7 +457,11 @@ class GradientAverages:
         bucket = self.buckets[number]
         sent, out, op = bucket.flat, bucket.result(), ReduceOp.AVG
         if exponent is not None:
-            sent, out, op = bucket.weighed(factor_of(weight or 0.0, exponent)), None, ReduceOp.SUM
+            factor = factor_of(weight or 0.0, exponent)
+            sent, out, op = bucket.weighed(factor), None, ReduceOp.SUM
+            if (feedback := self._feedback[number]) is not None:
+                rescale(feedback, factor / self._factors[number] if self._factors[number] else 0.0)
+            self._factors[number] = factor
         tag = self._tag + number
         bucket.average = average(
             self._communicator, sent, tag, revision, self._quantization, op=op, out=out, feedback=self._feedback[number]

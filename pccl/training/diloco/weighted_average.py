@@ -1,9 +1,10 @@
 """An average of the peers' vectors, weighted for example by the number of tokens or samples they trained on.
 
 The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
-of each peer's vector times its weight, and the *notes*, an all-gather of its weight and its seconds per inner step. A
-peer may be lost between the two. Membership only shrinks between them, so worlds of equal size are identical. If
-the sizes differ, all survivors relaunch the op with the larger world until the sizes agree.
+of each peer's vector times its weight, and the *notes*, an all-gather of its weight and its seconds per inner step. With
+error feedback the notes come first, and weights are divided by their sum. A peer may be lost between the two ops.
+Membership only shrinks between them, so worlds of equal size are identical. If the sizes differ, all survivors relaunch
+the op with the larger world until the sizes agree.
 
 Each product is rounded once to the vector's type. The quotient is computed in float64 and rounded once. All peers
 raise an error if the sum is not finite. If all weights are 0, the mean is 0.
@@ -69,19 +70,27 @@ class NotedAverage:
         """The seconds of all peers in the average, once `wait` has returned."""
         self._sum: Vector | None = None
         op = ReduceOp.AVG
-        if weight is not None:
-            _weigh(vector, weight)
-            self._sum, op = np.empty_like(vector), ReduceOp.SUM
         numbers = self._numbers = np.array([math.nan if weight is None else weight, seconds, *flags])
         self._notes = Relaunched(
             communicator, lambda: communicator.launch.all_gather(numbers, tag=notes_tag, step=step)
         )
+        self._noted: Outcome | None = None
+        self._unit = 1.0
+        """What all weights are divided by."""
+        if weight is not None:
+            if feedback is not None:
+                # Residuals are then errors of a mean, and fit the next mean whatever its weights are.
+                self._noted = self._notes.wait()
+                total = math.fsum(self._rows[:, 0].tolist())
+                self._unit = total if 0 < total < math.inf else 1.0
+            _weigh(vector, weight / self._unit)
+            self._sum, op = np.empty_like(vector), ReduceOp.SUM
         self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum, feedback=feedback)
 
     def wait(self) -> Outcome:
         """Wait until the vector is the average. Raises PCCLError, INVALID_ARGUMENT if the sum is not finite."""
         averaged = self._average.wait()
-        noted = self._notes.wait()
+        noted = self._noted or self._notes.wait()
         total = averaged.with_cost(noted)
         while self._weight is not None and averaged.world_size != noted.world_size:
             if averaged.world_size > noted.world_size:
@@ -92,7 +101,7 @@ class NotedAverage:
                 self._notes.again()
                 noted = self._notes.wait()
                 total = total.with_cost(noted, 1)
-        rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
+        rows = self._rows
         flags = rows[:, 2:].astype(int).ravel().tolist()
         if len({flag & 2 for flag in flags}) > 1:
             text = "some peers gave a weight: give outer_step(weight=...) on all peers or on none"
@@ -100,9 +109,14 @@ class NotedAverage:
         self.nonfinite = tuple(peer for peer, flag in zip(noted.peers, flags, strict=False) if flag & 1)
         if self._sum is not None:
             # If this peer is alone, its vector is the sum.
-            _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)
+            _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0] / self._unit, self._vector)
         self.seconds = tuple(rows[:, 1].tolist())
         return total
+
+    @property
+    def _rows(self) -> Rows:
+        rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
+        return rows
 
 
 @default_environment()

@@ -161,6 +161,12 @@ class Compression:
         return ErrorFeedback(self.decay)
 
 
+def rescale(feedback: ErrorFeedback, factor: float) -> None:
+    """Multiply the residuals by `factor`, for a vector whose weight has changed. No op may be in flight."""
+    if feedback.kept.array is not None:
+        feedback.kept.array *= factor
+
+
 def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:
     """All-reduce `vector` in place; a peer alone keeps its own. Raises PCCLError for failures other than losses."""
     average(communicator, vector, tag, step, op=op).wait()

@@ -11,6 +11,7 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import comm_hooks
+from pccl.training.ddp.gradients import Bucket
 from tests.support.cluster import Background, outcomes, refusal, results, together, until
 from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, new_module, new_optimizer, parameters
 
@@ -149,6 +150,35 @@ def test_steps_with_and_without_weights_alternate(master: MasterNode, compressio
     sent = [step.tx_bytes for step in peers[0].steps]
     assert sent[0] < sent[4] * (1.5 if compression is None else 1.1) < sent[1]
     close(peers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_weighing_leaves_gradients_as_they_are(dtype: Any) -> None:
+    """A bucket may be weighed again, after a loss or for another exponent."""
+    bucket = Bucket(torch, [torch.nn.Parameter(torch.zeros(3, dtype=dtype))])
+    bucket.flat.fill_(2)
+    for factor in (0.25, 0.5):
+        assert bool((bucket.weighed(factor) == 2 * factor).all())
+    assert bool((bucket.flat == 2).all())
+
+
+@pytest.mark.parametrize("compression", ["4bit", "2bit", "1bit"])
+def test_feedback_follows_weights_that_change(master: MasterNode, compression: str) -> None:
+    peers = cluster_of(master, 2, compression=compression, bucket_bytes=1 << 20)
+    for weight in (1.0, 15.0, 15.0, 1.0, 1.0):  # of one exponent, once 15 has been seen
+        for peer in peers:
+            for number, parameter in enumerate(peer.module.parameters()):
+                generator = torch.Generator().manual_seed(1000 * peer.number + 100 * peer.ddp.revision + number)
+                (parameter * torch.randn(parameter.shape, generator=generator)).sum().backward()
+        exact = torch.stack([gradient(peer) for peer in peers]).mean(0)
+        together([partial(peer.ddp.synchronize, weight=weight) for peer in peers])
+        assert (gradient(peers[0]) - exact).norm() < 1.5 * exact.norm()
+        together([partial(peer.ddp.step) for peer in peers])
+    close(peers)
+
+
+def gradient(peer: DDPPeer) -> Any:
+    return torch.cat([parameter.grad.flatten() for parameter in peer.module.parameters()]).clone()
 
 
 def test_hook_and_weights_are_refused(master: MasterNode) -> None:

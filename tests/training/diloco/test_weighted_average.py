@@ -84,6 +84,29 @@ def test_weighted_overflow_is_an_error_on_all_peers(master: MasterNode) -> None:
     close(peers)
 
 
+@pytest.mark.parametrize("compression", ["4bit", "2bit", "1bit"])
+def test_feedback_follows_weights_that_change(master: MasterNode, compression: str) -> None:
+    """The errors of the step with the large weights are not those of the next one."""
+    peers = cluster_of(master, 2, compression=compression, outer=OuterNesterov(1.0, 0.0))
+    random = np.random.default_rng(0)
+    for weights in [(1e9, 1e9), (1.0, 1.0), (1e9, 0.0), (0.0, 1.0)]:
+        before = flat(peers[0])
+        movements = random.standard_normal((2, before.size))
+        for peer, movement in zip(peers, movements, strict=True):
+            parts = np.split(movement, np.cumsum([array.size for array in peer.model.values()])[:-1])
+            for array, part in zip(peer.model.values(), parts, strict=True):
+                array += part.reshape(array.shape).astype(np.float32)
+        together([partial(peer.diloco.outer_step, weight=w) for peer, w in zip(peers, weights, strict=True)])
+        mean = np.average(movements, axis=0, weights=weights)
+        assert np.linalg.norm(flat(peers[0]) - before - mean) < 1.5 * np.linalg.norm(mean)
+        assert peers[0].diloco.digest() == peers[1].diloco.digest()
+    close(peers)
+
+
+def flat(peer: Peer) -> Any:
+    return np.concatenate([array.ravel() for array in peer.model.values()]).astype(np.float64)
+
+
 class Scripted:
     """A communicator whose ops commit in the worlds that are said: of (weight, value) by peer, this one first."""
 
