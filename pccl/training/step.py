@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -74,9 +74,9 @@ class GroupStep:
         """Raises DivergenceError again if it was raised before."""
         self._replicated.begin(self._membership.revision)
 
-    def claim(self, in_flight: int = 0) -> None:
-        """`in_flight` is the number of averages currently in flight."""
-        self._replicated.claim(in_flight)
+    def claim(self, in_flight: int = 0, counts: Mapping[int, int] | None = None) -> None:
+        """`in_flight` is the number of averages currently in flight, `counts` the numbers of samples, if known."""
+        self._replicated.claim(in_flight, counts)
 
     def launch_buffers(self) -> None:
         self._replicated.launch_buffers(self._membership.revision)

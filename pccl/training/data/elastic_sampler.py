@@ -331,16 +331,25 @@ class ElasticSampler:
             )
         self._samples_per_step = self._samples_per_step or self._batch_size
 
-    def check_step(self) -> None:
-        """Raise RuntimeError if the number of samples drawn since the last claim is not `samples_per_step`."""
-        quota = self._samples_per_step
+    def check_step(self, count: int | None = None) -> None:
+        """Raise RuntimeError if the number of samples drawn since the last claim is not `samples_per_step`, or `count`
+        without that."""
+        quota = self._samples_per_step or count
         if quota is not None and self.drawn != quota:
+            name = "samples_per_step" if self._samples_per_step else "this peer's share of global_batch, ddp.batch_size"
             raise RuntimeError(
-                f"{self.drawn} samples were drawn for this step, but samples_per_step={quota}: draw that many per step"
+                f"{self.drawn} samples were drawn for this step, but {name}={quota}: draw that many per step"
             )
 
-    def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
-        """Claim the samples handed out since the last claim, before their average is launched. A group call.
+    def claim(
+        self,
+        communicator: Communicator | None,
+        tag: int = 0,
+        on_their_way: int = 0,
+        counts: Mapping[int, int] | None = None,
+    ) -> None:
+        """Claim the samples handed out since the last claim, before their average is launched. A group call without
+        `counts`, the numbers of samples by peer.
 
         `on_their_way` is the number of averages in flight. Raises RuntimeError like `check_step`, before claiming.
         """
@@ -349,6 +358,8 @@ class ElasticSampler:
             self.check_step()
         if self._samples_per_step is not None and not is_repeated:
             amounts = {member.number: member.block for member in self._ledger.members}
+        elif counts is not None:
+            amounts = dict(counts)
         else:
             amounts = {number: row[0] for number, row in _gathered(communicator, [self.drawn], tag).items()}
         self._claim(amounts, on_their_way)

@@ -190,6 +190,10 @@ class DDP(TrainingLoop):
         """The step in progress, after its gradients have been averaged."""
         self._weight: float | None = None
         self._share: int | None = None
+        self._place = 0, 1
+        """The rank and the number of peers of the last share."""
+        self._counts: dict[int, int] | None = None
+        """The samples of each peer in the averaged step, with `global_batch`."""
         """This peer's part of the global batch in the step in progress, once it is known."""
         self._is_stepping = False
         self._has_stepped = False
@@ -229,7 +233,8 @@ class DDP(TrainingLoop):
             tag=tag,
             version=self._held.version,
         )
-        self._replicated.fix_steps()
+        if self._global_batch is None:
+            self._replicated.fix_steps()
         tensors = {**self._held.tensors, **options}
         infos = [TensorInfo.from_torch(as_real(tensor), name) for name, tensor in tensors.items()]
         self._state = SharedState([*infos, *self._replicated.infos()])
@@ -509,11 +514,21 @@ class DDP(TrainingLoop):
         Raises ValueError without `global_batch`, or if that is less than the number of peers.
         """
         if self._share is None:
-            rank, size = self._communicator.rank, self._communicator.world_size
+            try:
+                self._place = self._communicator.rank, self._communicator.world_size
+            except PCCLError as error:
+                if not self._membership.may_rejoin(error):
+                    raise
+            rank, size = self._place
             if self._global_batch is None or self._global_batch < size:
                 raise ValueError(f"global_batch must be at least the number of peers, {size}, not {self._global_batch}")
             self._share = self._global_batch // size + (rank < self._global_batch % size)
         return self._share
+
+    @property
+    def _count(self) -> int | None:
+        """The number of samples that this peer must draw for this step, if `global_batch` says so."""
+        return None if self._global_batch is None else self.batch_size
 
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
@@ -533,7 +548,7 @@ class DDP(TrainingLoop):
     def _synchronize(self, step: GroupStep, func_name: str, weight: float | None) -> None:
         if self._synchronized is not None:
             return
-        self._replicated.check_step()
+        self._replicated.check_step(self._count)
         if refusals := self._exchange(step, weight, None):
             raise PCCLError(Result.INVALID_USAGE, func_name, self._refusals.explained(refusals))
 
@@ -554,7 +569,9 @@ class DDP(TrainingLoop):
             self._gradients.launch_rest(weight, self.revision)
             number = math.nan if weight is None else weight
             hook = name_of(self._gradients.comm_hook)
-            exchange = RefusalExchange(self._communicator, self._tag, self.revision, what, alike=hook, number=number)
+            exchange = RefusalExchange(
+                self._communicator, self._tag, self.revision, what, alike=hook, number=number, count=self._count or 0
+            )
             step.launch_buffers()
             averages = self._gradients.land()
             refusals, cost = exchange.wait()
@@ -586,6 +603,7 @@ class DDP(TrainingLoop):
             else:
                 averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
             self._gradients.give()
+        self._counts = None if self._global_batch is None else exchange.counts
         step.outcomes = [*averages, cost, *step.outcomes]
         self._synchronized = step
         return []
@@ -594,7 +612,7 @@ class DDP(TrainingLoop):
         """Mark samples as used by the peers that contributed to all buckets, even if the step is given up."""
         *buckets, refusals = step.outcomes[: len(self._buckets) + 1]
         peers = [set(each.peers) for each in buckets if each.peers] or [set(refusals.peers)]
-        step.claim()
+        step.claim(counts=self._counts)
         step.commit(set.intersection(*peers))
 
     def _optimize(self, scaler: Any) -> None:

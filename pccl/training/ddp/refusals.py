@@ -46,14 +46,16 @@ class RefusalExchange:
         *,
         alike: str = "",
         number: float = math.nan,
+        count: int = 0,
     ) -> None:
-        """`alike` is a text that must be the same on all peers; `number` is sent to the others."""
+        """`alike` is a text that must be the same on all peers; `number` and `count` are sent to the others."""
         self._communicator = communicator
         self._what = what
         self._number = number
         self.numbers: dict[int, float] = {}
-        """The `number` of each peer, after `wait` has returned."""
-        row = np.array([*what, zlib.crc32(alike.encode()), 0], np.int64)
+        self.counts: dict[int, int] = {}
+        """The `number` and the `count` of each peer, after `wait` has returned."""
+        row = np.array([*what, zlib.crc32(alike.encode()), count, 0], np.int64)
         row[-1:] = np.array([number]).view(np.int64)
         self._op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
         self._row = row
@@ -65,8 +67,9 @@ class RefusalExchange:
         own = own_number(self._communicator)
         own_hook = int(self._row[3])
         self.numbers = dict(zip(outcome.peers, rows.view(np.float64)[:, -1].tolist(), strict=True))
+        self.counts = dict(zip(outcome.peers, rows[:, -2].tolist(), strict=True))
         found = []
-        for peer, (*what, hook, _) in zip(outcome.peers, rows.tolist(), strict=True):
+        for peer, (*what, hook, _, _) in zip(outcome.peers, rows.tolist(), strict=True):
             if tuple(what) != FINE:
                 found.append(Refusal(peer, peer == own, tuple(what)))
             elif hook != own_hook:

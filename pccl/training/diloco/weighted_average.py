@@ -1,10 +1,10 @@
 """An average of the peers' vectors, weighted for example by the number of tokens or samples they trained on.
 
 The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
-of each peer's vector times its weight, and the *notes*, an all-gather of its weight and its seconds per inner step. With
-error feedback the notes come first, and weights are divided by their sum. A peer may be lost between the two ops.
-Membership only shrinks between them, so worlds of equal size are identical. If the sizes differ, all survivors relaunch
-the op with the larger world until the sizes agree.
+of each peer's vector times its weight, and the *notes*, an all-gather of its weight and its seconds per inner step.
+With error feedback the notes come first, and weights are divided by their sum. A peer may be lost between the two ops.
+Membership only shrinks between them, so worlds of equal size are identical. If the sizes differ, all survivors
+relaunch the op with the larger world until the sizes agree.
 
 Each product is rounded once to the vector's type. The quotient is computed in float64 and rounded once. All peers
 raise an error if the sum is not finite. If all weights are 0, the mean is 0.

@@ -40,8 +40,14 @@ class StepListener(Protocol):
     """An object in `shared` that is notified of steps; see `ElasticSampler` for its methods."""
 
     def fix_steps(self) -> None: ...
-    def check_step(self) -> None: ...
-    def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None: ...
+    def check_step(self, count: int | None = None) -> None: ...
+    def claim(
+        self,
+        communicator: Communicator | None,
+        tag: int = 0,
+        on_their_way: int = 0,
+        counts: Mapping[int, int] | None = None,
+    ) -> None: ...
     def commit(self, peers: Collection[int] | None = None) -> None: ...
     def discard(self) -> None: ...
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None: ...
@@ -232,14 +238,14 @@ class ReplicatedState:
         for each in self._listeners:
             each.fix_steps()
 
-    def check_step(self) -> None:
+    def check_step(self, count: int | None = None) -> None:
         """Raise RuntimeError if this peer has not drawn the step's samples. Not a group call."""
         for each in self._listeners:
-            each.check_step()
+            each.check_step(count)
 
-    def claim(self, in_flight: int = 0) -> None:
+    def claim(self, in_flight: int = 0, counts: Mapping[int, int] | None = None) -> None:
         for each in self._listeners:
-            each.claim(self._communicator, _tag(self._tag, FOLLOW), in_flight)
+            each.claim(self._communicator, _tag(self._tag, FOLLOW), in_flight, counts)
 
     def commit(self, peers: Collection[int]) -> None:
         """Commit the oldest claim; `peers` contributed to its average."""

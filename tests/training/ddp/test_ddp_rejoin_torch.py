@@ -48,7 +48,8 @@ def test_evicted_peer_rejoins(master: MasterNode, point: str) -> None:
     close(peers)
 
 
-def test_step_alone_rejoins_with_weights_and_a_sampler(master: MasterNode) -> None:
+@pytest.mark.parametrize("global_batch", [None, 8])
+def test_step_alone_rejoins_with_weights_and_a_sampler(master: MasterNode, global_batch: int | None) -> None:
     class Peer:
         def __init__(self, number: int) -> None:
             self.number = number
@@ -57,7 +58,8 @@ def test_step_alone_rejoins_with_weights_and_a_sampler(master: MasterNode) -> No
             self.communicator = Communicator(master.address)
             shared = {"sampler": self.sampler}
             optimizer = new_optimizer(self.module)
-            self.ddp = DDP(self.communicator, self.module, optimizer, admit_every=1, shared=shared)
+            options: Any = {"admit_every": 1, "shared": shared, "global_batch": global_batch}
+            self.ddp = DDP(self.communicator, self.module, optimizer, **options)
             self.steps: list[Any] = []
             self.digests: dict[int, str] = {}
 
@@ -68,6 +70,8 @@ def test_step_alone_rejoins_with_weights_and_a_sampler(master: MasterNode) -> No
 
         def run(self, until: Any) -> None:
             while not until(self):
+                if global_batch is not None:
+                    self.sampler.batch_size = self.ddp.batch_size
                 next(self.batches)
                 loss(self.module, self.number, self.ddp.revision).backward()
                 self.steps.append(self.ddp.step(weight=1.0 + self.number))

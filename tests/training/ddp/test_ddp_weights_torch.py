@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pccl import MasterNode, Result
-from pccl.training import comm_hooks
+from pccl.training import ElasticSampler, comm_hooks
 from pccl.training.ddp.gradients import Bucket
 from tests.support.cluster import Background, outcomes, refusal, results, together, until
 from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, new_module, new_optimizer, parameters
@@ -84,6 +84,42 @@ def test_global_batch_is_constant(master: MasterNode) -> None:
     for peer in peers:
         torch.testing.assert_close(parameters(peer.module), reference(6, [10]), rtol=1e-4, atol=1e-5)
         assert peer.ddp.batch_size == 5
+    close(peers)
+
+
+def test_global_batch_is_drawn_from_a_sampler_by_any_number_of_peers(master: MasterNode) -> None:
+    """Every sample is used once per epoch, in as many steps, with three peers and with the two that are left."""
+    samplers = [ElasticSampler(40, seed=0, batch_size=1) for _ in range(3)]
+    peers = [
+        DDPPeer(master.address, number, global_batch=10, shared={"sampler": sampler})
+        for number, sampler in enumerate(samplers)
+    ]
+    together([partial(peer.enter, 3) for peer in peers])
+    used: list[int] = []
+
+    def epoch(peer: DDPPeer) -> int:
+        sampler, began = samplers[peer.number], peer.ddp.revision
+        while sampler.epoch < 1 + began // 4:
+            sampler.batch_size = peer.ddp.batch_size
+            drawn = next(sampler.batches())
+            used.extend(drawn.tolist())
+            mean_loss(peer.module, batch(0, 0, 40)[drawn]).backward()
+            peer.steps.append(peer.ddp.step())
+            peer.digests[peer.ddp.revision] = peer.ddp.digest()
+        return peer.ddp.revision - began
+
+    assert together([partial(epoch, peer) for peer in peers]) == [4, 4, 4]
+    assert sorted(used) == list(range(40))
+    close([peers.pop()])
+    until(lambda: all(peer.communicator.world_size == 2 for peer in peers), "all have seen the loss")
+    used.clear()
+    assert together([partial(epoch, peer) for peer in peers]) == [4, 4]
+    assert sorted(used) == list(range(40))
+    assert_parity(peers)
+    samplers[0].batch_size = 1
+    next(samplers[0].batches())
+    with pytest.raises(RuntimeError, match="1 samples were drawn for this step, but this peer's share of global_batch"):
+        peers[0].ddp.step()
     close(peers)
 
 
