@@ -516,6 +516,19 @@ def cluster_with(master: MasterNode, count: int, make: Callable[[], Any], **opti
     return peers
 
 
+def test_one_compressor_object_serves_several_trainers(master: MasterNode) -> None:
+    with MasterNode("127.0.0.1:0") as other:
+        separate = cluster_with(other, 2, lambda: TopK(0.5, chunk=8))
+        each_runs(separate, 4)
+        close(separate)
+    shared = TopK(0.5, chunk=8)
+    peers = cluster_with(master, 2, lambda: shared)
+    each_runs(peers, 4)
+    assert_parity(peers)
+    assert peers[0].digests == separate[0].digests
+    close(peers)
+
+
 def test_average_of_whole_vectors_is_that_of_plain_diloco(master: MasterNode) -> None:
     with MasterNode("127.0.0.1:0") as other:
         plain = cluster_of(other, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, ReduceOp, Result
-from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
+from pccl.training import AsyncDiLoCo, DiLoCo, DivergenceError, OuterNesterov, OuterOptimizer
 from tests.api.test_error_feedback import Model as Average
 from tests.api.test_quantization import FOUR_BITS, LEVELS
 from tests.support.cluster import WAIT_S, Background, together, until
@@ -155,6 +155,28 @@ def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
         close(second)
     assert_parity([*whole, *first, *second])
     assert sorted(second[0].digests) == [4, 5, 6]
+
+
+def test_every_row_of_the_outer_state_is_compared(master: MasterNode) -> None:
+    class Rows(OuterOptimizer):
+        def __repr__(self) -> str:
+            return "Rows()"
+
+        def state(self, parameters: Any) -> Any:
+            return np.zeros((4, parameters.size), parameters.dtype)
+
+        def step(self, parameters: Any, state: Any, gradient: Any) -> None:
+            parameters -= gradient
+
+    peers = cluster_of(master, 2, outer=Rows(), check_every=1)
+    peers[1].diloco._momentum[3, 0] = 1
+
+    def run(peer: Peer) -> None:
+        with pytest.raises(DivergenceError, match="outer state 3 of"):
+            peer.run(3)
+
+    together([partial(run, peer) for peer in peers])
+    close(peers)
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:

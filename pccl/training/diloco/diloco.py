@@ -10,6 +10,7 @@ and every other peer takes `floor(inner_steps * seconds of the fastest / seconds
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -157,7 +158,7 @@ class OuterLoop(TrainingLoop):
             compression: A word that sets quantization and error feedback (`pccl.ErrorFeedback`), for float32. "8bit":
                 MIN_MAX codes of 8 bits, no feedback. "4bit": MIN_MAX codes of 4 bits, decay 1. "2bit": LLOYD_MAX,
                 decay 0.4. "1bit": the same with SIGN. Or a compressor or `Owners` from `pccl.training.compression`,
-                which this object then owns.
+                which is copied.
             tag: The first of three tags.
             site: The site, if this peer trains one shard; `communicator` must come from it.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
@@ -181,7 +182,7 @@ class OuterLoop(TrainingLoop):
         if steps == "by speed":
             alike = (alike, steps, inner_steps)
         word = None if isinstance(compression, Compressor | Owners) else compression
-        self._coders = [compression] if isinstance(compression, Compressor | Owners) else []
+        self._coders = [copy.deepcopy(compression)] if isinstance(compression, Compressor | Owners) else []
         if self._coders and quantization is not None:
             raise ValueError("give either quantization= or a compressor")
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
@@ -202,8 +203,9 @@ class OuterLoop(TrainingLoop):
         self._inner = inner
         self._feedback = [self._compression.feedback(replica.dtype)]
         self._outer: OuterOptimizer = outer or self.OUTER
-        if isinstance(compression, Compressor):
-            compression.prepare(list(replica.shapes.values()))
+        for coder in self._coders:
+            if isinstance(coder, Compressor):
+                coder.prepare(list(replica.shapes.values()))
         self._tag = tag
         self._parameters = np.empty(replica.count, replica.dtype)
         replica.read(self._parameters)
@@ -255,9 +257,10 @@ class OuterLoop(TrainingLoop):
         )
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
-        moments = np.atleast_2d(self._momentum)
-        vectors = zip(("outer parameter", "momentum of", "mean square of"), (self._parameters, *moments), strict=False)
-        for what, vector in vectors:
+        vectors = {"outer parameter": self._parameters}
+        for number, row in enumerate(np.atleast_2d(self._momentum)):
+            vectors[f"outer state {number} of" if number else "momentum of"] = row
+        for what, vector in vectors.items():
             for name, part in named_parts(vector, self._replica.shapes).items():
                 yield f"{what} {name}", part.reshape(-1)
         yield from self._replicated.buffers.tensors()
