@@ -108,6 +108,19 @@ def test_kicked_peer_does_not_rejoin(master: MasterNode, kind: str) -> None:
     close(peers)
 
 
+def test_peer_evicted_while_it_waits_in_join_connects_again(master: MasterNode) -> None:
+    first, second = (DiLoCo(Communicator(master.address), new_model()) for _ in range(2))
+    first.connect()
+    joining = Background(partial(first.join, 2))
+    evict(master, first._communicator)
+    second.connect()
+    second.join(2)
+    joining.result()
+    together([first.outer_step, second.outer_step])
+    assert first.digest() == second.digest()
+    together([first._communicator.close, second._communicator.close])
+
+
 def test_rejoining_is_bounded(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1, rejoin=0.2)
     master.interrupt()

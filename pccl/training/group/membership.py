@@ -129,7 +129,8 @@ class Membership:
 
     def join(self, peers_min: int = 1) -> Admission:
         """Join the run, right after `Communicator.connect`. Return when `peers_min` peers are present, or
-        immediately if others already train; all then have the same state.
+        immediately if others already train; all then have the same state. If this peer is evicted meanwhile, or loses
+        the master, it connects again, as in `rejoin`.
 
         Raises PCCLError INVALID_USAGE if an object has already joined on this communicator. Other errors close the
         communicator so that the other peers can continue.
@@ -137,8 +138,17 @@ class Membership:
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has already joined")
         self._require_only_one()
+        peers_min, end_s = as_int("peers_min", peers_min), math.inf
         try:
-            return self._enter(as_int("peers_min", peers_min), self._adopts)
+            while True:
+                try:
+                    return self._enter(peers_min, self._adopts)
+                except PCCLError as error:
+                    end_s = min(end_s, self._rejoins_until())
+                    if not self.may_rejoin(error) or time.monotonic() >= end_s:
+                        raise
+                    logger.warning("join: connecting again: %s", error.message)
+                    self._connect_again(end_s)
         except BaseException:
             self._communicator.close()
             raise
@@ -194,8 +204,7 @@ class Membership:
 
         Raises PCCLError after closing the communicator.
         """
-        began_s, before = time.monotonic(), self.revision
-        end_s = began_s + (REJOIN_S if self._rejoin_s == math.inf else self._rejoin_s)
+        began_s, before, end_s = time.monotonic(), self.revision, self._rejoins_until()
         try:
             while True:
                 try:
@@ -222,6 +231,9 @@ class Membership:
             *(func_name, time.monotonic() - began_s, lost.message, before, self.revision, admission.world_size),
         )
         return admission
+
+    def _rejoins_until(self) -> float:
+        return time.monotonic() + (REJOIN_S if self._rejoin_s == math.inf else self._rejoin_s)
 
     def _connect_again(self, end_s: float) -> None:
         if self._rejoin_s == math.inf:
