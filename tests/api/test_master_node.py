@@ -16,6 +16,7 @@ from pccl.protocol.status import Finding
 from pccl.protocol.stragglers import Stragglers
 from pccl.runtime.master import server
 from pccl.runtime.master.durable_state import StateDirectory
+from pccl.runtime.session import control
 from pccl.status import run_status
 from tests.support.cluster import WAIT_S, Background, Cluster, outcomes, results, until
 
@@ -69,6 +70,22 @@ def test_next_master_at_the_address_continues_the_run() -> None:
         peer.connect()
     with MasterNode(address), peer:
         assert peer.are_peers_pending() is False
+
+
+def test_peers_give_up_if_the_record_and_one_of_them_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master without the record continues with all peers of the last view only, and one of them never comes back."""
+    monkeypatch.setenv("PCCL_PEER_TIMEOUT", "0.3")
+    monkeypatch.setattr(control, "LEAD_TIMEOUTS", 10.0)  # much longer than a master keeps peers that wait
+    with MasterNode("127.0.0.1:0") as first:
+        cluster = Cluster(first.address, master_timeout=1.0)
+        cluster.join(3)
+    gone, *survivors = cluster.peers
+    gone.close()
+    with MasterNode(first.address) as second:
+        found = outcomes([survivor.update_topology for survivor in survivors])
+        assert results(found) == [Result.MASTER_CONNECTION_FAILED] * 2
+        with Communicator(second.address) as founder:  # a new run can begin
+            assert founder.world_size == 1
 
 
 def test_state_directory_continues_the_run(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class Control(Part):
         self._patience: trio.CancelScope | None = None
         """The cancel scope of the search for a master, with the end of the search as its deadline. It is cancelled when
         a master accepts this peer."""
+        self._search_end = 0.0
+        """The end of the search, unless a master with a majority of the peers has extended it."""
         self._heard = trio.Event()
         self.handlers = {ps.SeekMaster: self._seek_master}
         self._lifetime.at_end(lambda _: self.answered.set())
@@ -202,8 +204,9 @@ class Control(Part):
             return float("inf")
         timeout_s = self._driver.facts.peer_timeout_s
         is_majority_there = isinstance(messages[-1], m.VoteRequest)
-        if is_majority_there and self._patience is not None:
-            # The master may wait a peer timeout for the remaining peers. Stay, even if the search has little time left.
+        if is_majority_there and self._patience is not None and trio.current_time() < self._search_end:
+            # The master may wait a peer timeout for the remaining peers. Stay, even if the search has little time left,
+            # but only once: without a record, the master waits for all peers, and one of them may never come back.
             self._patience.deadline = max(self._patience.deadline, trio.current_time() + LEAD_TIMEOUTS * timeout_s)
         return self._masters.patience_s(timeout_s, is_majority_there)
 
@@ -318,7 +321,8 @@ class Control(Part):
             limit_s = self._options.master_timeout_s
             if not self._driver.facts.run:
                 limit_s = max(limit_s, self._seek_s)
-            self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
+            self._search_end = trio.current_time() + limit_s
+            self._patience = trio.CancelScope(deadline=self._search_end)
             self._masters = self._masters.restarted()
             self._lifetime.spawn(self._be_patient, self._patience, effect.reason, limit_s)
 
