@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl import MasterNode, QuantizationOptions, Result
+from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
 from pccl.training.compression import (
     DGC,
@@ -514,6 +514,15 @@ def cluster_with(master: MasterNode, count: int, make: Callable[[], Any], **opti
     peers = [Peer(master.address, number, compression=make(), **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
+
+
+def test_wrong_compressors_are_refused() -> None:
+    with pytest.raises(TypeError, match="Owners needs compressors, not '2bit'"):
+        Owners("2bit")  # type: ignore[arg-type]
+    for decay in (-1.0, 5.0, float("nan")):
+        for wrong in (TopK(0.5, decay=decay), Owners(Whole(), TopK(0.5, decay=decay))):
+            with pytest.raises(ValueError, match="decay must be from 0 to 1"):
+                DiLoCo(Communicator("127.0.0.1:1"), new_model(), compression=wrong)
 
 
 def test_one_compressor_object_serves_several_trainers(master: MasterNode) -> None:

@@ -155,6 +155,8 @@ class Owners:
     def __post_init__(self) -> None:
         self.down = copy.deepcopy(self.up) if self.down is None else self.down
         for each in (self.up, self.down):
+            if not isinstance(each, Compressor):
+                raise TypeError(f"Owners needs compressors, not {each!r}")
             if type(each).average is not Compressor.average:
                 raise ValueError(f"{each!r} averages the codes of all peers: use it without Owners")
 

@@ -127,7 +127,6 @@ class AsyncDiLoCo(OuterLoop):
                 raise ValueError(f"mixing {mixing}: must be at least 0 and below 1, without ahead=")
             if overlap is None and fragments == 1:
                 raise ValueError("mixing needs overlap= or several fragments")
-        knobs = (overlap, mixing, ahead)
         super().__init__(
             communicator,
             model,
@@ -141,7 +140,7 @@ class AsyncDiLoCo(OuterLoop):
             buffers=buffers,
             check_every=check_every,
             compare_inner=compare_inner,
-            alike=("fragments", fragments, *(knobs if knobs != (None, None, "own") else ())),
+            alike=f"fragments={fragments}, overlap={overlap}, mixing={mixing}, ahead={ahead}",
             inner_steps=inner_steps,
             steps=steps,
             on_nonfinite=on_nonfinite,

@@ -185,6 +185,10 @@ class OuterLoop(TrainingLoop):
         self._coders = [copy.deepcopy(compression)] if isinstance(compression, Compressor | Owners) else []
         if self._coders and quantization is not None:
             raise ValueError("give either quantization= or a compressor")
+        for coder in self._coders:
+            for each in (coder.up, coder.down) if isinstance(coder, Owners) else (coder,):
+                if not (each is not None and 0 <= each.decay <= 1):
+                    raise ValueError(f"{each!r}: decay must be from 0 to 1")
         self._on_nonfinite = checked_on_nonfinite(on_nonfinite)
         if on_nonfinite is not None:
             alike = (alike, "on_nonfinite", on_nonfinite)
@@ -218,9 +222,12 @@ class OuterLoop(TrainingLoop):
             "steps": steps,
             "inner": inner_name if compares_inner else "not compared",
             "alike": alike,
-            "quantization": alike_quantization(quantization),
             "outer": self._outer,
-            **({"compression": compression} if compression is not None else {}),
+            **(
+                {"quantization": alike_quantization(quantization)}
+                if compression is None
+                else {"compression": compression}
+            ),
         }
         self._replicated = ReplicatedState(
             communicator,
