@@ -42,9 +42,12 @@ class StepReport:
     def __str__(self) -> str:
         """Return the fields that people read, in one line."""
         size = f"{self.tx_bytes / 1e6:.3g} MB sent, waited {self.waited_s:.3g} s"
+        is_skipped = getattr(self, "is_skipped", False)
         notes = [f"{self.aborted} aborted"] * (self.aborted > 0) + ["admitted newcomers"] * self.admitted
-        notes += ["rejoined"] * self.rejoined + ["skipped"] * getattr(self, "is_skipped", False)
+        notes += ["rejoined"] * self.rejoined + ["skipped"] * is_skipped
         peers = "1 peer" if self.world_size == 1 else f"{self.world_size} peers"
+        if self.world_size == 0 and not (self.rejoined or is_skipped):
+            peers = "no average yet"
         return ", ".join([f"step {self.revision}: {peers}", size, *notes])
 
 

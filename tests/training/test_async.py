@@ -185,6 +185,13 @@ def test_compression(master: MasterNode, fragments: list[slice]) -> None:
         np.testing.assert_allclose(peers[0].model[name], array, atol=0.2)
 
 
+def test_step_without_an_average_says_so(master: MasterNode) -> None:
+    (peer,) = async_cluster(master, 1)
+    assert str(peer.step()).startswith("step 0: no average yet, ")
+    assert str(peer.step()).startswith("step 1: 1 peer, ")
+    peer.close()
+
+
 @fragmented
 @compressed
 def test_newcomer_starts_after_drain(master: MasterNode, fragments: list[slice], compression: str | None) -> None:
