@@ -387,3 +387,14 @@ def test_gpus_and_cpus_train_together(master: MasterNode, places: tuple[str, str
     first, second = together([partial(train, *pair) for pair in zip(peers, places, strict=True)])
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
     close(peers)
+
+
+def test_step_without_backward_warns_once(master: MasterNode, caplog: pytest.LogCaptureFixture) -> None:
+    (peer,) = cluster_of(master, 1)
+    peer.run(1)
+    assert not caplog.records
+    peer.ddp.step()
+    peer.ddp.step()
+    assert [record.levelname for record in caplog.records if "without a backward pass" in record.message] == ["WARNING"]
+    assert repr(peer.ddp) == f"DDP({peer.module!r})"
+    close([peer])

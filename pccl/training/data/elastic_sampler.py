@@ -176,9 +176,9 @@ class ElasticSampler:
             yield indices.tolist() if self._batch_size is not None else int(indices[0])
 
     def batches(self, batch_size: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Yield arrays of `batch_size` indices (None: the sampler's size) endlessly, for immediate use."""
+        """Yield arrays of `batch_size` indices endlessly, for immediate use. None: the sampler's current size."""
         size = as_int("batch_size", self._batch_size if batch_size is None else batch_size, 1)
-        return self._draws(lambda: size, is_endless=True)
+        return self._draws(lambda: size if batch_size is not None else self._batch_size or size, is_endless=True)
 
     def track(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.

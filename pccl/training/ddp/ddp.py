@@ -189,6 +189,7 @@ class DDP(TrainingLoop):
         self._synchronized: GroupStep | None = None
         """The step in progress, after its gradients have been averaged."""
         self._weight: float | None = None
+        self._has_warned = False
         self._share: int | None = None
         self._place = 0, 1
         """The rank and the number of peers of the last share."""
@@ -267,6 +268,9 @@ class DDP(TrainingLoop):
         if name == "module" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.module, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.module!r})"
 
     def train(self, mode: bool = True) -> DDP:
         self.module.train(mode)
@@ -558,6 +562,8 @@ class DDP(TrainingLoop):
         with step.waiting():
             step.begin()
             what = self._refusals.own() if what is None else what
+            if what == FINE and weight != 0 and all(bucket.is_untouched for bucket in self._buckets):
+                self._warn_of_zeros()
             if self._on_nonfinite == "leave out" and weight is None:
                 weight = 1.0
             is_finite = self._on_nonfinite is None or self._replicated.buffers.is_finite()
@@ -607,6 +613,12 @@ class DDP(TrainingLoop):
         step.outcomes = [*averages, cost, *step.outcomes]
         self._synchronized = step
         return []
+
+    def _warn_of_zeros(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            text = "revision %d: DDP.step without a backward pass: this peer adds zeros to the others' gradients"
+            logger.warning(text + "; give weight=0 on a peer without samples, and weights on the others", self.revision)
 
     def _commit(self, step: GroupStep) -> None:
         """Mark samples as used by the peers that contributed to all buckets, even if the step is given up."""

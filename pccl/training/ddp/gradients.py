@@ -86,6 +86,12 @@ class Bucket:
     def is_full(self) -> bool:
         return None not in self._versions
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no backward pass has reached these parameters since the last step."""
+        given = all(parameter.grad is view for parameter, view in zip(self.parameters, self.views, strict=True))
+        return given and not any(self._versions) and self.average is None and not bool(self._sent.flat.any())
+
     def has(self, i: int) -> bool:
         """Return whether this step already has the gradient of parameter `i`."""
         return self.average is not None or self._versions[i] is not None

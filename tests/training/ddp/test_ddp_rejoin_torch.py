@@ -66,7 +66,7 @@ def test_step_alone_rejoins_with_weights_and_a_sampler(master: MasterNode, globa
         def enter(self) -> None:
             self.communicator.connect()
             self.ddp.join(2)
-            self.batches = self.sampler.batches()
+            self.batches = self.sampler.batches()  # follows sampler.batch_size
 
         def run(self, until: Any) -> None:
             while not until(self):
