@@ -355,8 +355,8 @@ class Communicator(CommunicatorBase):
     ) -> SharedStateSyncInfo:
         """Give all peers in this group the same revision and bit-identical contents. This is a group call.
 
-        Tensors in `shared_state` that differ are overwritten. `pccl.protocol.master.group_calls` describes which
-        revision and contents win.
+        The newest revision of the peers that have synchronized before wins (at first, of all peers), with the contents
+        that most of them have. Tensors in `shared_state` that differ are overwritten.
 
         Returns:
             A `SharedStateSyncInfo` with the bytes that this peer moved and the revision that all peers now have.
@@ -387,13 +387,13 @@ class Communicator(CommunicatorBase):
     ) -> ReduceInfo:
         """Reduce `send` over the peer group into `recv`, or in place, with bit-identical results on all peers.
 
-        It succeeds on all surviving peers or on none. If it raises, `send` is unchanged. docs/collectives.md describes
-        all arguments and errors.
+        It succeeds on all surviving peers or on none. If it raises, `send` is unchanged ([more](collectives.md)).
 
         Args:
             send: A contiguous NumPy array, torch tensor or `jax.Array`, with the same dtype and shape on all peers.
             recv: An array of the same dtype and size on the same device. Without `recv`, a `jax.Array` is reduced into
                 a new array, which is the result's `array`.
+            op: SUM, AVG, PROD, MIN or MAX. AVG of integers rounds toward minus infinity.
             tag: A number in [0, 2**63) that matches the op across peers. Only one op at a time can use a tag.
             quantization: How elements are encoded for the network.
             algorithm: RING or DIRECT, the same on all peers; None lets pccl choose.

@@ -79,7 +79,10 @@ def examine(
 
     Args:
         address: The master's "host:port", or several separated by commas; each is examined.
-        token, ssl_context, listen, advertise: As for a `Communicator` on this host, with the same defaults.
+        token: The run's shared secret, as for a peer. Default: PCCL_TOKEN in the environment.
+        ssl_context: A TLS context, as for a peer, with the same defaults from the environment.
+        listen: As for a `Communicator` on this host. Default: PCCL_LISTEN in the environment.
+        advertise: As for a `Communicator` on this host. Default: PCCL_ADVERTISE in the environment.
 
     Returns:
         The checks, in order. If a master cannot be reached, its remaining checks are skipped.

@@ -91,7 +91,8 @@ def ask_masters(
     except ValueError as error:
         raise invalid(func_name, str(error)) from None
     except NoAnswer as error:
-        raise PCCLError(Result.MASTER_CONNECTION_FAILED, func_name, str(error)) from None
+        remedy = "; install the same version of pccl on both" if "speaks protocol" in str(error) else ""
+        raise PCCLError(Result.MASTER_CONNECTION_FAILED, func_name, f"{error}{remedy}") from None
     except trio.TooSlowError:
         text = f"no answer from {address} within {timeout_s:g} s; is a pccl master running there?"
         raise PCCLError(Result.TIMEOUT, func_name, text) from None

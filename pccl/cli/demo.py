@@ -18,7 +18,7 @@ its own shard of the Python standard library's sources, with DiLoCo: many local 
 their changes, then an outer Nesterov step. During the run, one peer is killed in the middle of an all-reduce, and
 later a new one joins and receives the shared state from the others.
 
-This takes about 15 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
+This takes about 20 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
 
 The exit code is 0 if the loss fell clearly below the text's unigram entropy (or, in runs with fewer than 100 inner
 steps, below the initial loss), all survivors hold the same bytes, and the kill and the join went as planned. Otherwise

@@ -78,12 +78,15 @@ def _findings(status: RunStatus) -> Iterable[Table]:
 
 
 def _groups(status: RunStatus) -> Table:
-    table = _table("group", "state", "revision", "epoch", "ring")
+    table = _table("group", "state", "progress", "epoch", "ring")
     for group in status.groups:
         state = "syncing" if group.is_syncing else group.state
         ring = " → ".join(map(str, group.ring)) + (" → " if len(group.ring) > 1 else "")
-        revision = "-" if group.revision is None else str(group.revision)
-        table.add_row(str(group.group), state, revision, str(group.epoch), ring + ("(mesh)" if group.is_meshed else ""))
+        steps = [each.figures.get("step", -1.0) for each in status.members if each.group == group.group]
+        revision = "-" if group.revision is None else f"revision {group.revision}"
+        step = max(steps, default=-1.0)  # training classes only sync when peers join, so their revision stays behind
+        progress = f"step {step:.10g}" if step >= 0 else revision
+        table.add_row(str(group.group), state, progress, str(group.epoch), ring + ("(mesh)" if group.is_meshed else ""))
     return table
 
 
@@ -118,16 +121,17 @@ def _traffic(status: RunStatus) -> Iterable[Table]:
         table = _table("from", "to", title=_titled("Traffic of links", len(known)))
         has_udp = any(link.is_udp for _, link in known)
         udp = ["over"] * has_udp
-        for column in ("sends", *udp, "rtt now", "min rtt", "resent", "unacked", "sender-lim.", "receiver-lim."):
-            table.add_column(column, justify="right")
+        table.collapse_padding = True  # only the names are cut at 80 columns
+        for column in ("sends", *udp, "rtt\nms", "min\nms", "resent", "unacked", "snd\nlim", "rcv\nlim"):
+            table.add_column(column, justify="right", no_wrap=True)
         for peer, link in known[:LINKS_SHOWN]:
             table.add_row(
                 _in_brief(status, peer),
                 _in_brief(status, link.peer),
                 f"{size(link.tx_bytes_per_s)}/s",
                 *["UDP" if link.is_udp else ""] * has_udp,
-                f"{link.round_trip_s * 1e3:.2f} ms",
-                f"{link.round_trip_s_min * 1e3:.2f} ms",
+                f"{link.round_trip_s * 1e3:.2f}",
+                f"{link.round_trip_s_min * 1e3:.2f}",
                 f"{link.resent_share:.1%}",
                 size(link.unacked_bytes),
                 f"{link.sender_limited:.0%}",

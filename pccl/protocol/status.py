@@ -185,3 +185,5 @@ class RunStatus(msgspec.Struct, frozen=True):
     """The "host:port" at which new peers can probably reach the master."""
     run_name: str = ""
     """The user's name for the run, if it has one."""
+    has_token: bool = False
+    """Whether peers need a token."""

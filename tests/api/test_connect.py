@@ -269,7 +269,7 @@ def test_connect_searches_for_five_minutes(nobody: str) -> None:
     finally:
         logging.getLogger("pccl").removeHandler(shown)
     assert error.result is Result.MASTER_CONNECTION_FAILED
-    assert f"cannot reach a master at {nobody}: Connection refused" in str(error)
+    assert f"cannot reach a master at {nobody}: Connection refused; is the address right, is `pccl m" in str(error)
     assert took_s == pytest.approx(300, abs=1)
     said = [(at, text) for at, text in shown.lines if "has waited" in text]
     assert [at for at, _ in said] == pytest.approx(range(2, 300, 30), abs=1)

@@ -186,7 +186,8 @@ def test_mixed_encryption_is_refused(node: MasterNode, newcomer: bool) -> None:
     assert isinstance(failure, PCCLError)
     text = failure.message
     names = (2, 1) if newcomer else (1, 2)
-    assert f"peer {names[0]} encrypts the data between peers but peer {names[1]} does not" in text
+    reason = f"peer {names[0]} encrypts the data between peers but peer {names[1]} does not"
+    assert f"evicted: peers 1 and 2 cannot connect to each other: {reason}" in text
     assert "PCCL_ENCRYPT" in text
     cluster.close_all()
 

@@ -90,6 +90,9 @@ def test_losses_and_joins_are_warnings_of_one_line(caplog: pytest.LogCaptureFixt
         evict(node, cluster.peers.pop())
         cluster.each(reduce_once)
         until(lambda: len(caplog.records) == 6, "both report the loss")
+        evict(node, cluster.peers.pop())
+        until(lambda: len(caplog.records) == 7, "the last peer reports the loss")
+        assert caplog.records.pop().getMessage().endswith("; 1 of its group remains")
         cluster.close_all()
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     shown = [re.sub(r"\(.*\)", "(it)", record.getMessage()) for record in caplog.records]

@@ -13,6 +13,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from pccl.cli.status_table import render, span
 from pccl.protocol import messages as m
 from pccl.protocol.codec import Decoder, encode
 from pccl.runtime.master import server
+from pccl.runtime.network import clients
 from pccl.status import (
     Course,
     Event,
     Finding,
+    GroupStatus,
     LinkTraffic,
     Loss,
     MemberStatus,
@@ -234,10 +237,13 @@ def _answer(address: str, request: m.StatusRequest) -> m.ToWatcher:
                 return message
 
 
-def test_other_protocol_version_is_refused(master: MasterNode) -> None:
+def test_other_protocol_version_is_refused(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = _answer(master.address, m.StatusRequest(m.PROTOCOL_VERSION + 1))
     assert isinstance(answer, m.Goodbye)
     assert f"the client {m.PROTOCOL_VERSION + 1}" in answer.reason
+    monkeypatch.setattr(clients, "m", SimpleNamespace(**{**vars(m), "PROTOCOL_VERSION": m.PROTOCOL_VERSION - 1}))
+    with pytest.raises(PCCLError, match=r"speaks protocol .*; install the same version of pccl on both"):
+        run_status(master.address)
 
 
 def test_status_readers_are_bounded(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,15 +347,18 @@ def test_figures_of_links_and_stragglers_are_shown() -> None:
         MemberStatus(peer, f"vm:{peer}", 0, "h:1", "accepted", 60.0, traffic=PeerTraffic(links=[link] * (peer == 1)))
         for peer in (1, 2)
     ]
+    members.append(MemberStatus(3, "vm:3", 1, "h:1", "accepted", 60.0, figures={"step": 30}))
     finding = Finding("straggler", 2, 0, "peer 2 (vm:2) straggles", 12.0)
+    groups = [GroupStatus(group, [], 1, "running", True, 0, 0) for group in (0, 1)]
     status = RunStatus(
-        *("r", 1, "1", 1.0, 5.0, 1, False, [], members, Totals(), Course(1.0, []), [], []), findings=[finding]
+        *("r", 1, "1", 1.0, 5.0, 1, False, groups, members, Totals(), Course(1.0, []), [], []), findings=[finding]
     )
     out = io.StringIO()
-    Console(file=out, width=200).print(render(status))
+    Console(file=out, width=80).print(render(status))
     text = " ".join(out.getvalue().split())
+    assert "0 running revision 0 1 (mesh) 1 running step 30 1 (mesh)" in text
     assert "12 s 2 (vm:2) straggler peer 2 (vm:2) straggles" in text
-    assert "1 (vm:1) 2 (vm:2) 25.0 MB/s UDP 60.50 ms 50.00 ms 1.2% 1.5 MB 10% 2%" in text
+    assert "1 (vm:1) 2 (vm:2) 25.0 MB/s UDP 60.50 50.00 1.2% 1.5 MB 10% 2%" in text
     metrics = exposition(status)[1].decode()
     assert 'pccl_culprit{kind="straggler",peer="2"} 1.0' in metrics
     assert 'pccl_link_bytes_per_second{peer="1",to="2"} 2.5e+07' in metrics

@@ -38,6 +38,14 @@ def part(dom: str, name: str) -> str:
     return found.group()
 
 
+def test_commands_name_the_token_but_do_not_show_it(tmp_path: Path) -> None:
+    with MasterNode("127.0.0.1:0", token="0123456789abcdef", http="127.0.0.1:0") as node:
+        dom = browse(node, tmp_path / "profile", "--dump-dom")
+        assert f">PCCL_TOKEN=... PCCL_MASTER={node.address}" in part(dom, "line")
+        assert ">PCCL_TOKEN=... pccl status" in part(dom, "kick")
+        assert "0123456789abcdef" not in dom
+
+
 def test_a_run_as_a_browser_shows_it(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as node:
         cluster = Cluster(node.address)

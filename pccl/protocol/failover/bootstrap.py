@@ -142,7 +142,8 @@ class Bootstrap:
             return f"the peers of {record}, without a limit" if record is not None else "the peers of an earlier run"
         if record is not None and not record.is_over:
             return (
-                f"the peers of {record}, for {left_s:.0f} s more; if it is over, `pccl master --start new` skips this"
+                f"the peers of {record}, for {left_s:.0f} s more, or {self._peer_timeout_s:g} s once most of them are "
+                f"back; if it is over, `pccl master --start new` skips this"
             )
         return f"peers of an earlier run, if any, for {left_s:.0f} s more; `pccl master --start new` skips this"
 

@@ -43,15 +43,15 @@ class StatusBoard:
         self._machine = machine
         self._now = now
         self._started_at: float | None = None
-        self._address = ""
+        self._address, self._has_token = "", False
         self._made_at = float("-inf")
         self._status: RunStatus | None = None
         self._frame: bytes | None = None
         self._json: bytes | None = None
 
-    def begin(self, address: str = "") -> None:
+    def begin(self, address: str = "", has_token: bool = False) -> None:
         self._started_at = self._now()
-        self._address = address
+        self._address, self._has_token = address, has_token
 
     def status(self) -> RunStatus:
         assert self._started_at is not None
@@ -63,8 +63,9 @@ class StatusBoard:
             role = "leading" if machine.is_leading else other
             found = snapshot(machine.master, now, now - self._started_at, __version__)
             held, held_for = machine.holding(now)
+            known = {"address": self._address, "has_token": self._has_token}
             self._status = msgspec.structs.replace(
-                found, role=role, held=held, held_for=held_for, recovery=recovery, address=self._address
+                found, role=role, held=held, held_for=held_for, recovery=recovery, **known
             )
             self._made_at = now
             self._frame = self._json = None

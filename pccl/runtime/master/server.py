@@ -193,7 +193,7 @@ class MasterServer:
     async def serve(self) -> None:
         host = addresses.plain_host(self._listener.getsockname())
         is_any = host in ("0.0.0.0", "::")
-        self.board.begin(addresses.join(socket.gethostname() if is_any else host, self.port))
+        self.board.begin(addresses.join(socket.gethostname() if is_any else host, self.port), bool(self._token))
         self._lived_at = trio.current_time()
         self._log_state()
         self._execute(self._machine.begin(self._lived_at, self._hold_s, self._hold_beside_s))

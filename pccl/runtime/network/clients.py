@@ -94,7 +94,8 @@ async def converse(
         connection: ControlConnection[Any] = await dial_control(host, port, answers, dial)
     except ConnectionLost as error:
         raise NoAnswer(
-            f"cannot reach a master at {where}: {error}; is `pccl master` running there, and is the port open?"
+            f"cannot reach a master at {where}: {error}; is the address right, is `pccl master` running there, and is "
+            f"the port open?"
         ) from None
     results: list[T] = []
     failure = ""

@@ -172,7 +172,7 @@ async def dial(
     """Return an accepted connection to `member` that has carried full-size packets in both directions, and its keys
     (`handshake.Dialled`) or the memory that it shares with `member`. `attempt` is updated with the progress. Raises
     LinkError."""
-    failures = []
+    failures, rejection = [], ""
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
         try:
@@ -196,7 +196,8 @@ async def dial(
                     rest = rest[await receive_some(sock, rest) :]
                     attempt.is_padded = True
                 return sock, _use_offer(offered, dialled, sock)
-            failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
+            failures.append(f"{where}: rejected")
+            rejection = f"{harmless(dialled.answer.reason)}; "
         except (ConnectionLost, ProtocolError) as error:
             failures.append(f"{where}: {error}{attempt.remedy}")
         except OSError as error:
@@ -205,7 +206,7 @@ async def dial(
             _discard(sock, offered)
             raise
         _discard(sock, offered)
-    raise LinkError(f"{peer_named(member.peer, member.name)} at {'; '.join(failures)}")
+    raise LinkError(f"{rejection}{peer_named(member.peer, member.name)} at {'; '.join(failures)}")
 
 
 def _add_offer(

@@ -404,7 +404,8 @@ class PeerSession:
                 is_normal = any(each.startswith(LEFT) for each in self.losses.values())  # the group is at its end
             level = logging.INFO if is_normal else logging.WARNING
             what = f"{self.named(peer)} was lost: {reason}"
-            self._logger.log(level, "%s; %d of its group remain", what, view.world_size, extra={"other": peer})
+            left = f"{view.world_size} of its group remain{'s' if view.world_size == 1 else ''}"
+            self._logger.log(level, "%s; %s", what, left, extra={"other": peer})
             self._state_sync.lost(peer, reason)
         for oldest in list(self.losses)[:-LOSSES_MAX]:
             del self.losses[oldest], self.left_out_by[oldest]
@@ -440,7 +441,8 @@ async def open_session(
             why = str(error) if len(masters) == 1 else search.failures()
             raise SessionError(
                 Result.MASTER_CONNECTION_FAILED,
-                f"cannot reach a master at {where}: {why}; is `pccl master` running there, and is the port open?",
+                f"cannot reach a master at {where}: {why}; is the address right, is `pccl master` running there, and "
+                f"is the port open?",
             ) from None
     with ExitStack() as undo:
         undo.callback(connection.close)
