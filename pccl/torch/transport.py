@@ -96,8 +96,9 @@ class Transport:
         require_outcome(session, [op], title)
 
     def losses(self) -> dict[int, str]:
-        """Return why each missing peer left the run, by peer number."""
-        return self.communicator.losses
+        """Return why each missing peer left the run, by peer number. Never fails, even after the communicator's end."""
+        session = self.communicator._inner._session
+        return {} if session is None else dict(session.losses)
 
     def left_in(self, peer: int) -> int:
         """Return the epoch that excluded a missing peer, or 0 if it is unknown."""
