@@ -244,7 +244,8 @@ class Scheduler:
             return self.failed
         ring = self.transport.present_ring()
         lost = [] if ring is None else self._lost(ring, spec)
-        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has rejected the smaller ring
+        is_collective = spec is None or spec.pair is None
+        if lost and is_collective and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has rejected the smaller ring
             error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
         is_fatal = error.result in FATAL
         made = self._names.failure(title, error, lost if is_fatal else ())

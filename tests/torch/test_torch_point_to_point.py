@@ -382,6 +382,23 @@ def test_recv_that_takes_a_posted_tensor_fails_when_its_rank_leaves() -> None:
     run_ranks(3, script)
 
 
+def test_mismatch_of_two_ranks_shows_both_sizes_after_a_rank_has_left() -> None:
+    def script(rank: int) -> str:
+        dist.barrier()
+        if rank == 2:
+            return ""
+        until(lambda: _others() == 1, "rank 2 has left")
+        call, other = (dist.send, 1) if rank == 0 else (dist.recv, 0)
+        with pytest.raises(pccl.torch.BackendError) as caught:
+            call(torch.zeros(3 + rank), other)
+        assert caught.value.lost == ()
+        call(torch.zeros(3), other)
+        return str(caught.value)
+
+    for text in run_ranks(3, script)[:2]:
+        assert all(each in text for each in ("INVALID_ARGUMENT", "3 x float32", "4 x float32"))
+
+
 def _others() -> int:
     return len(dist.distributed_c10d._get_default_group()._scheduler.transport.present_ring()) - 1
 
