@@ -25,9 +25,11 @@ LEFT = "left"
 LOCAL_RING: Ring = (0,)
 
 
-def be_quiet(communicator: Communicator) -> None:
-    """Log the normal end of a group at INFO: errors report what its calls lose. Call this before `connect`."""
-    communicator._inner._options = replace(communicator._inner._options, is_quiet=True)
+def be_of_rank(communicator: Communicator, rank: int) -> None:
+    """Add the global rank to the peer's name in logs, and log the normal end of a group at INFO: errors report what its
+    calls lose. Call this before `connect`."""
+    options = communicator._inner._options
+    communicator._inner._options = replace(options, is_quiet=True, name=f"{options.name}, rank {rank}")
 
 
 class LocalOp:
