@@ -27,6 +27,7 @@ from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch.background import Deadlines, Progress
 from pccl.torch.errors import FATAL, BackendError, Names
 from pccl.torch.memory_use import UNUSED, Use, Uses
+from pccl.torch.op_specs import FEWER_RANKS
 from pccl.torch.transport import LEFT, LocalTransport, Op, Ring, Transport
 from pccl.torch.work import PCCLWork
 from pccl.types import Result
@@ -244,8 +245,7 @@ class Scheduler:
             return self.failed
         ring = self.transport.present_ring()
         lost = [] if ring is None else self._lost(ring, spec)
-        is_collective = spec is None or spec.pair is None
-        if lost and is_collective and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has rejected the smaller ring
+        if lost and FEWER_RANKS in error.message:
             error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
         is_fatal = error.result in FATAL
         made = self._names.failure(title, error, lost if is_fatal else ())
