@@ -33,7 +33,7 @@ from pccl.master_node import MasterNode
 from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
-from pccl.torch.transport import be_quiet
+from pccl.torch.transport import be_of_rank
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.torch")
@@ -102,7 +102,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
     try:
         if known:
             communicator = Communicator(known, place=rank)
-            be_quiet(communicator)
+            be_of_rank(communicator, names.global_ranks[rank])
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
@@ -113,7 +113,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
             wait_for_ranks(store, _standby_keys(token, size), names, deadline_s)
             masters = _masters(store, record, size)
             while communicator is None:
-                communicator = _connected(masters, token, rank, size, deadline_s)
+                communicator = _connected(masters, token, names, size, deadline_s)
             for key in [KEY, *_standby_keys(token, size)]:
                 store.delete_key(key)
         else:
@@ -127,15 +127,15 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
         raise
 
 
-def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
+def _connected(masters: str, token: str, names: Names, size: int, deadline_s: float) -> Communicator | None:
     """Return a connected communicator, or None if its masters were lost and time is left. Raises PCCLError."""
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
     hosts = {addresses.parse(each)[0] for each in masters.split(",")}
     connections = LOCAL_CONNECTIONS if all(addresses.source_towards(host) == host for host in hosts) else 0
     communicator = Communicator(
-        masters, token=token_of(token), master_timeout=patience_s, place=rank, connections=connections
+        masters, token=token_of(token), master_timeout=patience_s, place=names.rank, connections=connections
     )
-    be_quiet(communicator)
+    be_of_rank(communicator, names.global_ranks[names.rank])
     try:
         communicator.connect(1, timeout=_left_s(deadline_s))
         return communicator
@@ -191,7 +191,7 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
             if not wait_for_ranks(store, _standby_keys(found.token, size), names, deadline_s, is_replaced):
                 continue
             masters = _masters(store, found, size)
-            communicator = _connected(masters, found.token, rank, size, deadline_s)
+            communicator = _connected(masters, found.token, names, size, deadline_s)
             if communicator is not None:
                 return communicator, hosting
     except BaseException:

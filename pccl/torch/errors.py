@@ -46,6 +46,8 @@ _PEERS = re.compile(rf"\b(?:peer (?P<one>{_PEER})|peers (?P<all>{_PEER}(?:(?:, |
 """One peer, or a list of peers, each optionally followed by its process in parentheses."""
 _OWN_LIMIT = re.compile(r"\. master_timeout is less than .* outlive masters")
 """Advice about a limit that the backend sets itself."""
+_OWN_RANK = re.compile(r", rank \d+(?=\)$)")
+"""The end of a process's name (`transport.be_of_rank`)."""
 _ONE_OF = re.compile(r"(?:^|(?<=, )|(?<= and ))(\d+)( \([^()]*\))?")
 
 
@@ -97,7 +99,7 @@ class Names:
         """Return the text with rank names in place of peer numbers."""
 
         def name(match: re.Match[str]) -> str:
-            rank, process = self._rank_of.get(int(match[1])), match[2] or ""
+            rank, process = self._rank_of.get(int(match[1])), _OWN_RANK.sub("", match[2] or "")
             if rank is None:
                 return f"peer {match[0]}"
             return self.of(rank) if self._processes else self.of(rank) + process

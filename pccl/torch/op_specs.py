@@ -22,6 +22,8 @@ from pccl.types import Collective, DataType, ReduceOp
 INNER_PAIR_TAG = PAIR_TAG_MAX - 2**20
 """The first tag for internal sends, such as those of the monitored barrier. Callers' tags are smaller."""
 KEPT_BYTES_MAX = 64 << 20
+FEWER_RANKS = "ranks are left"
+"""The end of the reason for which `Fixed` rejects a smaller ring."""
 
 
 class Scratch:
@@ -58,7 +60,7 @@ class Fixed:
 
     def place(self, rank: int, world_size: int) -> Buffers:
         if world_size != self._world_size:
-            raise ValueError(f"only {world_size} of the process group's {self._world_size} ranks are left")
+            raise ValueError(f"only {world_size} of the process group's {self._world_size} {FEWER_RANKS}")
         return self._buffers
 
 

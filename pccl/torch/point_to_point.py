@@ -5,6 +5,7 @@ collectives.
 
 A recv from any rank is posted to every rank, because the sender is unknown, and takes the first tensor that arrives.
 The other recvs stay posted, and their tensors are kept for the next recv from that rank with that tag (`_Posted`).
+A recv posted to a rank that leaves is dropped; only recvs that no other rank can meet then fail.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from pccl.types import Result
 
 MONITOR_TAG = INNER_PAIR_TAG + 2**10
 ACKNOWLEDGE_TAG = MONITOR_TAG + 1
+GONE = frozenset({Result.RANK_CONNECTION_LOST, Result.RANK_CONNECTION_FAILED, Result.TOO_FEW_PEERS})
+"""Results of a recv whose sender has left."""
 
 
 class _WantedWork(PCCLWork):
@@ -67,10 +70,24 @@ class _WantedWork(PCCLWork):
         self.end(None, self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
 
 
+class _PostedWork(PCCLWork):
+    """The work of a posted recv. Its failure does not count as the group's if the sender has left on purpose."""
+
+    has_sender_left: Callable[[], bool]
+    departed: OpSpec | None = None
+    """The op, if it failed because the sender has left."""
+
+    def _failure(self, error: PCCLError) -> BaseException:
+        if error.result not in GONE or not self.has_sender_left():
+            return super()._failure(error)
+        self.departed = self._spec
+        return error
+
+
 class _Posted(NamedTuple):
     """A recv posted to one rank on behalf of a recv from any rank."""
 
-    work: PCCLWork
+    work: _PostedWork
     array: Tensor
 
 
@@ -170,8 +187,7 @@ class PointToPointMethods(GroupCalls):
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> PCCLWork:
         """Receive the first tensor that any rank sends. `source_rank` of the work then returns the sender."""
         tensor = self._checked("recv_anysource", tensors, None, "source", tag)
-        if self._scheduler.failed is not None:
-            raise self._scheduler.failed
+        self._scheduler.require_pair(None)
         return self._want("recv_anysource", tensor, tag, None)
 
     def _checked(self, what: str, tensors: Sequence[Tensor], other: int | None, role: str, tag: int) -> Tensor:
@@ -233,15 +249,16 @@ class PointToPointMethods(GroupCalls):
                 if not self._posted.get((each, tag)):
                     self._post(each, tag, tensor)
             ready = [each for each in sources if self._is_here(each, tag)]
-        if ready:
-            self._deliver(ready[0], tag)
+        for each in ready:
+            self._deliver(each, tag)
         return work
 
     def _post(self, src: int, tag: int, like: Tensor) -> None:
         array = torch.empty(like.shape, dtype=like.dtype, device="cpu")
         plan = collectives.recv(self._specs, tag, array, src)
         queue, scheduler = (src, "from", tag), self._scheduler
-        work = self._work_type(scheduler, "recv_anysource", plan.steps, queue, math.inf, plan.is_light)
+        work = _PostedWork(scheduler, "recv_anysource", plan.steps, queue, math.inf, plan.is_light)
+        work.has_sender_left = partial(scheduler.has_left, src)
         scheduler.enter(work)
         self._posted.setdefault((src, tag), deque()).append(_Posted(work, array))
         scheduler.go(work, False)
@@ -267,6 +284,9 @@ class PointToPointMethods(GroupCalls):
             if not self._is_here(src, tag):
                 return
             posted = self._posted[src, tag][0]
+            if posted.work.departed is not None:
+                self._drop(src, tag, posted.work.departed)
+                return
             error, count = posted.work.exception(), posted.array.numel()
             wanted = [each for each in self._wanted.get(tag, ()) if each.src in (None, src)]
             found = next((each for each in wanted if error is not None or each.tensor.numel() == count), None)
@@ -286,6 +306,20 @@ class PointToPointMethods(GroupCalls):
             work.end([tensor], None)
         else:
             work.end(None, error)
+
+    def _drop(self, src: int, tag: int, departed: OpSpec) -> None:
+        """Drop a recv posted to a rank that has left, and end the recvs that no rank can meet now."""
+        self._posted[src, tag].popleft()
+        scheduler = self._scheduler
+        posted = {rank: posted for (rank, its_tag), posted in self._posted.items() if its_tag == tag}
+        for wanted in list(self._wanted.get(tag, ())):
+            sources = posted if wanted.src is None else [wanted.src]
+            kept = [each.array.numel() for rank in sources for each in posted[rank]]
+            if any(map(scheduler.is_there, sources)) or wanted.tensor.numel() in kept:
+                continue
+            self._withdraw(tag, wanted.work)
+            title, spec = wanted.work.title, None if wanted.src is None else departed
+            wanted.work.end(None, scheduler.failure(title, scheduler.departures(title), spec))
 
     def _require_like(self, posted: Tensor, tensor: Tensor, src: int, tag: int) -> None:
         if posted.numel() != tensor.numel() or posted.dtype is not tensor.dtype:

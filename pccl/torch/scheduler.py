@@ -9,7 +9,7 @@ op with a tag costs more than later ones, which take the fast path.
 3. A point-to-point call is not numbered. It uses the queue of its pair, direction and tag.
 4. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), as do all calls after the first loss.
 5. When a rank leaves on purpose, the new view aborts sends between other ranks; both sides repeat them (`may_repeat`).
-   After any other loss, sends fail.
+   A recv from any rank fails once all others have left. After any other loss, sends and recvs fail.
 6. All ranks must see the same loss, because they form the next group without the lost ranks. So a rank that
    left on purpose counts only if it was among the first to leave the run. A lost rank always counts (`_lost`).
 7. A group fails if one of its works expires while queued, because the work blocks that queue on the other ranks.
@@ -27,6 +27,7 @@ from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch.background import Deadlines, Progress
 from pccl.torch.errors import FATAL, BackendError, Names
 from pccl.torch.memory_use import UNUSED, Use, Uses
+from pccl.torch.op_specs import FEWER_RANKS
 from pccl.torch.transport import LEFT, LocalTransport, Op, Ring, Transport
 from pccl.torch.work import PCCLWork
 from pccl.types import Result
@@ -244,7 +245,7 @@ class Scheduler:
             return self.failed
         ring = self.transport.present_ring()
         lost = [] if ring is None else self._lost(ring, spec)
-        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has rejected the smaller ring
+        if lost and FEWER_RANKS in error.message:
             error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
         is_fatal = error.result in FATAL
         made = self._names.failure(title, error, lost if is_fatal else ())
@@ -263,22 +264,31 @@ class Scheduler:
             return False
         return self._is_undisturbed(spec)
 
-    def require_pair(self, other: int) -> None:
-        """Raise the group's failure unless ops with this rank are still possible."""
+    def require_pair(self, other: int | None) -> None:
+        """Raise the group's failure unless ops with this rank, or with any rank, are still possible."""
         if self.failed is None:
             return
         is_lost = self.failed.result is Result.RANK_CONNECTION_LOST
-        if self._has_left or not is_lost or not self._is_there(self._peers[other]):
+        may_go_on = self._ring_unless_lost() is not None if other is None else self.is_there(other)
+        if self._has_left or not is_lost or not may_go_on:
             raise self.failed
 
-    def _is_there(self, peer: int) -> bool:
-        """Return whether a peer is in the run and all missing peers left on purpose."""
-        ring = self.transport.present_ring()
-        reasons = self.transport.losses().values()
-        return ring is not None and peer in ring and all(reason.startswith(LEFT) for reason in reasons)
+    def is_there(self, rank: int) -> bool:
+        """Return whether a rank is in the run and all missing ranks left on purpose."""
+        return self._peers[rank] in (self._ring_unless_lost() or ())
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank, and every other missing rank, left on purpose."""
+        ring = self._ring_unless_lost()
+        return ring is not None and self._peers[rank] not in ring
+
+    def _ring_unless_lost(self) -> Ring | None:
+        """Return the peers in the run, or None if a peer is missing that did not leave on purpose."""
+        is_lost = not all(reason.startswith(LEFT) for reason in self.transport.losses().values())
+        return None if is_lost else self.transport.present_ring()
 
     def _is_undisturbed(self, spec: OpSpec) -> bool:
-        return spec.pair is not None and self._is_there(spec.pair.peer)
+        return spec.pair is not None and spec.pair.peer in (self._ring_unless_lost() or ())
 
     def _require_membership(self, title: str, spec: OpSpec | None = None) -> None:
         ring = self.transport.present_ring()
@@ -298,6 +308,11 @@ class Scheduler:
             return epochs[peer] == first or peer == partner or not losses.get(peer, "").startswith(LEFT)
 
         return [rank for rank in self._names.lost(ring) if counts(self._peers[rank])]
+
+    def departures(self, title: str) -> PCCLError:
+        """Return the error of a call for which too few ranks are left."""
+        missing = self._names.lost(self.transport.present_ring() or ())
+        return PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(missing))
 
     def _why_lost(self, ranks: Sequence[int]) -> str:
         losses = self.transport.losses()

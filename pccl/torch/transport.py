@@ -25,9 +25,11 @@ LEFT = "left"
 LOCAL_RING: Ring = (0,)
 
 
-def be_quiet(communicator: Communicator) -> None:
-    """Log the normal end of a group at INFO: errors report what its calls lose. Call this before `connect`."""
-    communicator._inner._options = replace(communicator._inner._options, is_quiet=True)
+def be_of_rank(communicator: Communicator, rank: int) -> None:
+    """Add the global rank to the peer's name in logs, and log the normal end of a group at INFO: errors report what its
+    calls lose. Call this before `connect`."""
+    options = communicator._inner._options
+    communicator._inner._options = replace(options, is_quiet=True, name=f"{options.name}, rank {rank}")
 
 
 class LocalOp:
@@ -96,8 +98,9 @@ class Transport:
         require_outcome(session, [op], title)
 
     def losses(self) -> dict[int, str]:
-        """Return why each missing peer left the run, by peer number."""
-        return self.communicator.losses
+        """Return why each missing peer left the run, by peer number. Never fails, even after the communicator's end."""
+        session = self.communicator._inner._session
+        return {} if session is None else dict(session.losses)
 
     def left_in(self, peer: int) -> int:
         """Return the epoch that excluded a missing peer, or 0 if it is unknown."""

@@ -165,11 +165,14 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         except StopIteration as stop:
             self.end(stop.value, None)
         except PCCLError as error:
-            self.end(None, scheduler.failure(title, error, self._spec))
+            self.end(None, self._failure(error))
         except BaseException as error:
             self.end(None, error)
             if not isinstance(error, Exception):
                 raise
+
+    def _failure(self, error: PCCLError) -> BaseException:
+        return self._scheduler.failure(self.title, error, self._spec)
 
     def _started(self, op: Op) -> None:
         self._op, self._is_launched = op, True

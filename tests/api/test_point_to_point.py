@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,10 +36,13 @@ def test_send_and_recv() -> None:
 def test_mismatch_fails_both_ends() -> None:
     with run_of(3) as cluster:
         found = outcomes(
-            [lambda: cluster[0].send(np.arange(3), dst=1), lambda: cluster[1].recv(np.zeros(4, int), src=0)]
+            [lambda: cluster[2].send(np.arange(3), dst=1), lambda: cluster[1].recv(np.zeros(4, int), src=2)]
         )
         assert results(found) == [Result.INVALID_ARGUMENT] * 2
-        assert all("send of 3 x int64" in str(error) and "send of 4 x int64" in str(error) for error in found)
+        _, receiver, sender = cluster[0].membership.peers
+        for error in found:
+            assert re.search(rf"\b{sender} \([^)]*\) has send of 3 x int64", str(error))
+            assert re.search(rf"\b{receiver} \([^)]*\) has recv of 4 x int64", str(error))
         assert cluster.each(lambda peer, _: peer.barrier().world_size) == [3] * 3
 
 

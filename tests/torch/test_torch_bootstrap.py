@@ -63,7 +63,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     _Hosting.made, _Communicator.made, _Communicator.failures = [], [], []
     monkeypatch.setattr(bootstrap, "Hosting", _Hosting)
     monkeypatch.setattr(bootstrap, "Communicator", _Communicator)
-    monkeypatch.setattr(bootstrap, "be_quiet", lambda _: None)
+    monkeypatch.setattr(bootstrap, "be_of_rank", lambda *_: None)
     monkeypatch.setattr(bootstrap, "exchange", lambda communicator, rank, size, deadline_s: (tuple(range(size)),) * 2)
 
 

@@ -16,6 +16,8 @@ from torch.distributed import ReduceOp  # noqa: E402
 import pccl.torch  # noqa: E402
 from pccl import Communicator  # noqa: E402
 from pccl.torch import BackendError, bootstrap  # noqa: E402
+from pccl.torch.scheduler import Scheduler  # noqa: E402
+from tests.support.cluster import until  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 # torch has other names for two of them, which its older versions lack.
@@ -410,6 +412,24 @@ def test_mismatched_calls_fail_on_all_ranks() -> None:
     for text in run_ranks(SIZE, script):
         assert "INVALID_ARGUMENT" in text
         assert "rank 1" in text
+
+
+def test_mismatch_is_shown_although_the_other_rank_has_left_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = Scheduler.failure
+
+    def failure(scheduler: Scheduler, *arguments: Any) -> BackendError:
+        if scheduler._names.rank == 0:
+            until(lambda: scheduler.transport.present_ring() != scheduler.transport.ring, "rank 1 has left")
+        return convert(scheduler, *arguments)
+
+    monkeypatch.setattr(Scheduler, "failure", failure)
+
+    def script(rank: int) -> bool:
+        with pytest.raises(BackendError, match=f"rank {1 - rank} .* of {3 - rank} x float32") as caught:
+            dist.all_reduce(torch.ones(2 + rank))
+        return caught.value.lost == ()
+
+    on_all(script, 2)
 
 
 def test_overlapping_result_refused() -> None:

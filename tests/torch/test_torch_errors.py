@@ -22,6 +22,7 @@ def names(*processes: str) -> Names:
     [
         ("peer 5 has left", "rank 11 has left"),
         ("waited for peers 5 (vm:70), 4 (vm:71), which", "waited for rank 11 (vm:70), rank 12 (vm:71), which"),
+        ("peer 5 (vm:70, rank 11), peer 9 (vm:7, rank 1)", "rank 11 (vm:70), peer 9 (vm:7, rank 1)"),
         ("peers 3 and 4 are here", "rank 10 and rank 12 are here"),
         ("peer 5, 30 s ago", "rank 11, 30 s ago"),
         ("peer 99 (vm:1) is another job's", "peer 99 (vm:1) is another job's"),

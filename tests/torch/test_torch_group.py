@@ -257,23 +257,28 @@ def test_device_map_of_one_backend() -> None:
 
 def test_normal_end_logs_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Ranks end one after the other, and with the first ones the master and its standbys."""
-    monkeypatch.setattr(bootstrap, "LINGER_S", 0.0)
-    monkeypatch.setattr(bootstrap, "STANDBY_LINGER_S", 0.0)
+    monkeypatch.setattr(bootstrap.Hosting, "retire", lambda *_: None)
     over = [threading.Event() for _ in range(4)]
+    known = [threading.Barrier(4 - rank - 1) for rank in range(3)]
+    hostings: dict[int, bootstrap.Hosting | None] = {}
 
     def script(rank: int) -> None:
-        communicator = dist.group.WORLD._meeting.communicator
+        communicator, hostings[rank] = dist.group.WORLD._meeting.communicator, dist.group.WORLD._meeting.hosting
         dist.barrier()
         for earlier in range(rank):
             assert over[earlier].wait(60)
             left = 4 - earlier - 1
             until(lambda left=left: _world_size(communicator) <= left, "the others know of it")  # type: ignore[misc]
+            hosting = hostings[earlier] if known[earlier].wait(60) == 0 else None
+            if hosting is not None:
+                hosting._stop()
         dist.destroy_process_group()
         over[rank].set()
 
     with caplog.at_level(logging.INFO, "pccl"):
         run_ranks(4, script)
-    assert any("was lost: left: it was destroyed there" in record.getMessage() for record in caplog.records)
+    texts = [record.getMessage() for record in caplog.records]
+    assert any(re.search(r"peer \d+ \(.*, rank \d\) was lost: left: it was destroyed there", text) for text in texts)
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
 
 

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import pccl.torch  # noqa: E402
+from tests.support.cluster import until  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 
@@ -298,6 +299,108 @@ def test_leaving_rank_does_not_disturb_pair() -> None:
         return [found[0].item(), late[0].item()]
 
     assert run_ranks(size, script)[0] == [1.0, 2.0]
+
+
+def test_recv_from_any_rank_goes_on_until_all_others_have_left() -> None:
+    size = 4
+    may_go = [threading.Event() for _ in range(size)]
+
+    def script(rank: int) -> list[tuple[int, float]]:
+        tensor = torch.full((3,), float(rank))
+        if rank != 0:
+            assert may_go[rank].wait(30)
+            dist.send(tensor, 0)
+            return []
+        found = []
+        for other in (2, 1, 3):
+            works = [dist.irecv(torch.zeros(3), tag=1), dist.irecv(tensor)]
+            may_go[other].set()
+            works[1].wait()
+            found.append((works[1]._source_rank(), tensor[-1].item()))
+            until(lambda: _others() + len(found) == size - 1, "the sender has left")
+        for work in (works[0], dist.irecv(tensor), dist.irecv(tensor)):
+            with pytest.raises(pccl.torch.BackendError, match=r"rank 3.*: left: it was destroyed there"):
+                work.wait()
+        return found
+
+    assert run_ranks(size, script)[0] == [(2, 2.0), (1, 1.0), (3, 3.0)]
+
+
+def test_recv_from_any_rank_takes_tensors_of_ranks_that_have_left() -> None:
+    may_go, has_left = threading.Event(), threading.Event()
+
+    def script(rank: int) -> list[tuple[int, float]]:
+        tensor = torch.full((3,), float(rank))
+        if rank == 1:
+            dist.send(tensor, 0)
+            assert has_left.wait(30)
+            dist.send(tensor + 10, 0)
+            return []
+        if rank == 2:
+            assert may_go.wait(30)
+            dist.send(tensor, 0)  # rank 0 has posted a recv
+            return []
+        found = [(dist.recv(tensor), tensor[-1].item())]
+        may_go.set()
+        until(lambda: _others() == 1, "rank 2 has left")
+        with pytest.raises(pccl.torch.BackendError):
+            dist.all_reduce(tensor.clone())
+        found.append((dist.recv(tensor), tensor[-1].item()))
+        work = dist.irecv(tensor)
+        has_left.set()
+        work.wait()
+        found.append((work._source_rank(), tensor[-1].item()))
+        with pytest.raises(pccl.torch.BackendError, match="left: it was destroyed there"):
+            dist.recv(tensor)
+        return found
+
+    assert run_ranks(3, script)[0] == [(1, 1.0), (2, 2.0), (1, 11.0)]
+
+
+def test_recv_that_takes_a_posted_tensor_fails_when_its_rank_leaves() -> None:
+    may_leave = threading.Event()
+
+    def script(rank: int) -> None:
+        tensor = torch.zeros(3)
+        if rank == 1:
+            dist.send(tensor, 0)
+            dist.recv(tensor, 0)
+            dist.send(tensor, 0)
+            return
+        if rank == 2:
+            assert may_leave.wait(30)
+            return
+        dist.recv(tensor)
+        work = dist.irecv(tensor, 2)
+        may_leave.set()
+        with pytest.raises(pccl.torch.BackendError, match=r"rank 2.*: left: it was destroyed there") as caught:
+            work.wait()
+        assert caught.value.lost == (2,)
+        dist.send(tensor, 1)
+        assert dist.recv(tensor) == 1
+
+    run_ranks(3, script)
+
+
+def test_mismatch_of_two_ranks_shows_both_sizes_after_a_rank_has_left() -> None:
+    def script(rank: int) -> str:
+        dist.barrier()
+        if rank == 2:
+            return ""
+        until(lambda: _others() == 1, "rank 2 has left")
+        call, other = (dist.send, 1) if rank == 0 else (dist.recv, 0)
+        with pytest.raises(pccl.torch.BackendError) as caught:
+            call(torch.zeros(3 + rank), other)
+        assert caught.value.lost == ()
+        call(torch.zeros(3), other)
+        return str(caught.value)
+
+    for text in run_ranks(3, script)[:2]:
+        assert all(each in text for each in ("INVALID_ARGUMENT", "send of 3 x float32", "recv of 4 x float32"))
+
+
+def _others() -> int:
+    return len(dist.distributed_c10d._get_default_group()._scheduler.transport.present_ring()) - 1
 
 
 def test_started_send_completes_without_wait() -> None:

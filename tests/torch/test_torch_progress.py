@@ -1,8 +1,9 @@
-"""The progress threads of a process group, which call the callbacks of its futures."""
+"""The progress threads of a process group, which call the callbacks of its futures, and a program's end."""
 
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,44 @@ began.wait()
 """
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=LIMIT_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "called\n", "")
+
+
+def test_exception_with_calls_in_flight_is_all_that_a_rank_prints(tmp_path: Path) -> None:
+    text = """
+import sys
+import torch, torch.distributed as dist
+
+rank = int(sys.argv[1])
+dist.init_process_group("pccl", store=dist.FileStore(sys.argv[2], 3), rank=rank, world_size=3)
+dist.barrier()
+if rank == 0:
+    calls = [dist.all_reduce(torch.zeros(2), async_op=True), dist.barrier(async_op=True)]
+    calls += [dist.isend(torch.zeros(2), 1), dist.irecv(torch.zeros(2), 1), dist.irecv(torch.zeros(2), tag=1)]
+    for call in calls[:2]:
+        call.get_future().then(lambda _: None)
+    raise ValueError("of the program")
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", text]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [(rank.returncode, *each) for rank, each in zip(ranks[1:], said[1:], strict=True)] == [(0, "", "")] * 2
+    assert ranks[0].returncode == 1
+    assert said[0][1].splitlines()[-1].endswith("ValueError: of the program")
+    assert "pccl" not in said[0][1]
 
 
 def test_callback_may_wait_for_another_call() -> None:

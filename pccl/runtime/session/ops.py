@@ -410,14 +410,18 @@ class Ops:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
         op = self.table.get(event.op)
         other = machine.peer_at(event.link)
-        if op is not None and event.rank is not None and event.rank != op.rank:
+        calls = [event.mine, event.theirs]
+        pair = None if op is None else op.name[1]
+        if pair is not None:
+            other = pair.peer
+            calls[pair.is_sender] = calls[pair.is_sender].replace("send", "recv", 1)  # the engine has one collective
+        elif op is not None and event.rank is not None and event.rank != op.rank:
             other = op.ring[event.rank]
         me, who = peers_named([machine.peer], machine.name_of), "another peer"
         if other is not None:
             who = peers_named([other], machine.name_of)
         lead = f"{event.steps.text(me, who)}: " if event.steps is not None else ""
-        mine, theirs = f"{me} has {event.mine}", f"{who} has {event.theirs}"
-        text = f"{lead}peers called {what}: {mine}, {theirs}"
+        text = f"{lead}peers called {what}: {me} has {calls[0]}, {who} has {calls[1]}"
         machine.op_mismatch(event.op, text, event.is_other_call)
 
     # The trio thread: the machine's effects.
