@@ -74,7 +74,7 @@ def parameters(module: Any) -> Any:
 def test_matches_torch_optimizers(master: MasterNode) -> None:
     peers = run_of(master, 3)
     outer = new_module()
-    outer_optimizer = torch.optim.SGD(outer.parameters(), lr=1.0, momentum=0.7, nesterov=True)
+    outer_optimizer = torch.optim.SGD(outer.parameters(), lr=1.0, momentum=0.8, nesterov=True)
     modules = [new_module() for _ in range(2)]
     optimizers = [new_optimizer(module) for module in modules]
     for step in range(3):
