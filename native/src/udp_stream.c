@@ -16,6 +16,7 @@ enum {
     HEADER_BYTES = PCCL_UDP_HEADER_BYTES,
     IP_BYTES = 28, /* counted with each datagram */
     ACK_RANGES = 64,
+    ACK_RANGES_AGAIN = 8, /* that an ACK repeats of earlier ones, which may be lost */
     ACK_FIXED_BYTES = 32,
     ACK_BYTES_MAX = ACK_FIXED_BYTES + 8 * ACK_RANGES,
     ACK_PACKETS = 16, /* arrived: then an ACK goes out at once */
@@ -131,6 +132,7 @@ struct pccl_udp_stream {
     range gaps[GAPS_MAX]; /* have arrived beyond in_order_offset, in order */
     unsigned arrived_count;
     range arrived[ACK_RANGES]; /* packet numbers, latest first */
+    uint64_t reported_end; /* of the latest of them in the last ACK */
     int64_t arrived_ns; /* the one sent last */
     uint32_t duplicates;
     unsigned unacked_arrivals;
@@ -669,6 +671,8 @@ static void stream_send_ack(pccl_udp_stream *s, pccl_udp_datagram *d, int64_t no
     pccl_put_u64(s->ack + 24, (uint64_t)s->arrived_ns / 1000);
     uint8_t *at = s->ack + ACK_FIXED_BYTES;
     for (unsigned i = 0; i < s->arrived_count; i++) {
+        if (i >= ACK_RANGES_AGAIN && s->arrived[i].end <= s->reported_end)
+            break;
         uint64_t numbers[2] = {
             i > 0 ? s->arrived[i - 1].begin - s->arrived[i].end : 0, s->arrived[i].end - s->arrived[i].begin};
         if (numbers[0] > UINT32_MAX)
@@ -682,6 +686,7 @@ static void stream_send_ack(pccl_udp_stream *s, pccl_udp_datagram *d, int64_t no
         if (numbers[1] > UINT32_MAX)
             break;
     }
+    s->reported_end = s->arrived[0].end;
     d->payload = s->ack;
     d->payload_bytes = (size_t)(at - s->ack);
     header_seal(s, d, KIND_ACK, s->acks_sent++, s->in_order_offset);

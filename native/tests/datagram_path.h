@@ -36,6 +36,7 @@ typedef struct {
     uint64_t orders;
     uint64_t queue_drops;
     uint64_t packets;
+    uint64_t bytes;
     int64_t queue_ns_sum; /* of all packets */
     int64_t queue_ns_most;
 } path_direction;
@@ -150,6 +151,7 @@ static inline void path_send(datagram_path *path, path_direction *way, const uin
             return;
         }
         way->packets++;
+        way->bytes += count + PATH_IP_BYTES;
         way->queue_ns_sum += way->free_ns - path->now_ns;
         if (way->free_ns - path->now_ns > way->queue_ns_most)
             way->queue_ns_most = way->free_ns - path->now_ns;

@@ -176,6 +176,16 @@ static void acknowledgements_that_are_lost_are_made_up_for(void)
     path_close(path);
 }
 
+/* The uplink that carries them has other work. */
+static void acknowledgements_stay_small_after_losses(void)
+{
+    datagram_path *path = path_open(7, 20, 25, 0.02);
+    path_transfer(path, 8 * MIB, 0, 60000);
+    check_intact(path);
+    CHECK(path->way[1].bytes < 200 * path->way[1].packets);
+    path_close(path);
+}
+
 static void a_reader_that_stops_stops_the_sender(void)
 {
     datagram_path *path = path_open(9, 1000, 10, 0.01);
@@ -388,6 +398,7 @@ int main(void)
     RUN(a_path_that_becomes_slower_or_faster_is_followed);
     RUN(an_outage_is_survived);
     RUN(acknowledgements_that_are_lost_are_made_up_for);
+    RUN(acknowledgements_stay_small_after_losses);
     RUN(a_reader_that_stops_stops_the_sender);
     RUN(the_size_of_datagrams_is_found);
     RUN(a_size_that_the_system_refuses_is_not_used);
