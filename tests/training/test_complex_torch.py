@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,19 @@ from tests.support.cluster import together
 torch = pytest.importorskip("torch")
 
 STEPS = 3
+SEEDING = threading.Lock()
+"""Threads share torch's generator."""
 
 
 class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.first = torch.nn.Linear(6, 4, dtype=torch.complex64)
-        self.last = torch.nn.Linear(4, 2, dtype=torch.complex128)
-        self.scale = torch.nn.Parameter(torch.tensor(1 + 1j))
-        self.real = torch.nn.Linear(2, 2, dtype=torch.float64)
+        with SEEDING:
+            torch.manual_seed(0)
+            self.first = torch.nn.Linear(6, 4, dtype=torch.complex64)
+            self.last = torch.nn.Linear(4, 2, dtype=torch.complex128)
+            self.scale = torch.nn.Parameter(torch.tensor(1 + 1j))
+            self.real = torch.nn.Linear(2, 2, dtype=torch.float64)
 
     def forward(self, x: Any) -> Any:
         made = self.last((self.first(x.to(torch.complex64)) * self.scale).to(torch.complex128))
