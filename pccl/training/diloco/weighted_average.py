@@ -33,10 +33,10 @@ _NOTES = np.dtype([("weight", "<f8"), ("seconds", "<f8"), ("is_nonfinite", "<u4"
 
 def explained(error: PCCLError) -> PCCLError:
     """Return the error of an average, with advice added if only some peers gave a weight."""
-    if not all(f"{op.name} of" in error.message for op in (ReduceOp.SUM, ReduceOp.AVG)):
+    if "AVG of" not in error.message or not ("SUM of" in error.message or "all_gather of" in error.message):
         return error
-    text = f"{error.message}; peers that give a weight use SUM: give outer_step(weight=...) on all peers or on none"
-    return PCCLError(error.result, error.func_name, text)
+    text = f"{error.message}; peers with a weight call another op: give outer_step(weight=...) on all peers or on none"
+    return PCCLError(Result.INVALID_ARGUMENT, error.func_name, text)
 
 
 class NotedAverage:
@@ -57,6 +57,8 @@ class NotedAverage:
     ) -> None:
         """All peers give a `weight` or none does; `seconds` is sent to the others. Unless `is_finite` is None on all
         peers, missing weights are 1, and a peer with False is left out and listed in `nonfinite`."""
+        if feedback is not None and weight is not None:
+            tag, notes_tag = notes_tag, tag  # so that the notes meet the average of a peer without a weight, and fail
         flags = []
         if is_finite is not None:
             flags = [2 * (weight is not None) + (not is_finite)]
@@ -80,7 +82,10 @@ class NotedAverage:
         if weight is not None:
             if feedback is not None:
                 # Residuals are then errors of a mean, and fit the next mean whatever its weights are.
-                self._noted = self._notes.wait()
+                try:
+                    self._noted = self._notes.wait()
+                except PCCLError as error:
+                    raise explained(error) from None
                 total = math.fsum(self._rows[:, 0].tolist())
                 self._unit = total if 0 < total < math.inf else 1.0
             _weigh(vector, weight / self._unit)

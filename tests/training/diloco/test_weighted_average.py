@@ -61,8 +61,9 @@ def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
     close(peers)
 
 
-def test_weights_on_some_peers_are_refused(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
+@pytest.mark.parametrize("compression", [None, "2bit"])
+def test_weights_on_some_peers_are_refused(master: MasterNode, compression: Any) -> None:
+    peers = cluster_of(master, 2, compression=compression)
     found = outcomes([partial(peers[0].diloco.outer_step, weight=2.0), peers[1].diloco.outer_step])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
     assert all("give outer_step(weight=...) on all peers or on none" in str(error) for error in found)
