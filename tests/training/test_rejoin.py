@@ -93,6 +93,7 @@ def test_rejoin_can_be_disabled(master: MasterNode, kind: str) -> None:
     error = refusal(peer.step)
     assert error.result is Result.MASTER_CONNECTION_FAILED
     assert "evicted: silent for 5.0 s; this communicator can connect() again" in str(error)
+    assert error.func_name.endswith("step")
 
 
 @pytest.mark.parametrize("kind", new_peers)
@@ -103,6 +104,7 @@ def test_kicked_peer_does_not_rejoin(master: MasterNode, kind: str) -> None:
     error = refusal(peers[1].step)
     assert error.result is Result.INVALID_USAGE
     assert "the operator has removed this peer" in str(error)
+    assert error.func_name.endswith("step")
     peers[0].run(4)
     assert peers[0].communicator.world_size == 1
     close(peers)
@@ -240,8 +242,8 @@ def test_steps_wait_for_enough_peers(
     leaver = peers.pop()
     leaver.communicator.close()
     threads = [Background(partial(peer.run, has_admitted_three_steps_ago)) for peer in peers]
-    until(lambda: "step has waited" in caplog.text, "the warning")
-    assert "more peers: 2 of 3 are present" in caplog.text
+    waits = "step has waited 0 s for more peers: 2 of 3 are present"
+    until(lambda: waits in caplog.text, "the warning")
     newcomer = new_peers[kind](master.address, 2, hold_below=3)
     newcomer.enter()
     newcomer.run(lambda peer: len(peer.steps) == 3)

@@ -299,6 +299,10 @@ class Membership:
         holder.caller, before = func_name, holder.caller
         try:
             yield
+        except PCCLError as error:
+            error.func_name = func_name
+            error.args = (error.result, func_name, error.message)
+            raise
         finally:
             holder.caller = before
 
