@@ -224,6 +224,18 @@ def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
     close(peers)
 
 
+def test_averaged_model_of_ddp(master: MasterNode) -> None:
+    (peer,) = cluster_of(master, 1)
+    averaged = torch.optim.swa_utils.AveragedModel(peer.ddp)
+    before = [each.detach().clone() for each in peer.module.parameters()]
+    averaged.update_parameters(peer.ddp)  # the first one copies
+    peer.run(3)
+    averaged.update_parameters(peer.ddp)
+    for old, new, mean in zip(before, peer.module.parameters(), averaged.parameters(), strict=True):
+        torch.testing.assert_close(mean, (old + new) / 2)
+    close([peer])
+
+
 def test_ddp_is_garbage_collected(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     ended = weakref.ref(peer.ddp), weakref.ref(peer.communicator)

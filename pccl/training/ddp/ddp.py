@@ -12,6 +12,7 @@ between `synchronize` and `step`.
 from __future__ import annotations
 
 import atexit
+import copy
 import logging
 import math
 import os
@@ -268,6 +269,10 @@ class DDP(TrainingLoop):
         if name == "module" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.module, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a copy of the module, without this DDP, so that `AveragedModel(ddp)` works."""
+        return copy.deepcopy(self.module, memo)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.module!r})"

@@ -529,7 +529,8 @@ def _difference(options: str, right: str, other: str) -> str:
     names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
     have = ", ".join(f"{name}={mine[name]}" if name in mine else f"no {name}" for name in names)
     instead = ", ".join(f"{name}={theirs[name]}" if name in theirs else f"no {name}" for name in names)
-    return f"has {have}, but {other} has {instead}: give the same on all peers"
+    advice = "give the same on all peers, or, to different programs, different run names (PCCL_RUN)"
+    return f"has {have}, but {other} has {instead}: {advice}"
 
 
 def _line(value: object) -> str:

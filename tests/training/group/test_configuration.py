@@ -112,7 +112,6 @@ def test_rows_round_trip() -> None:
 
 def test_newcomers_are_compared_with_peers_under_way() -> None:
     rows = [Row(1, False, 1, "class=A\ntag=1"), Row(2, True, 1, "class=A\ntag=2"), Row(3, False, 1, "class=A\ntag=1")]
-    assert unlike(rows, rows[1]) == {
-        peer: f"peer {peer} has tag=1, but this peer has tag=2: give the same on all peers" for peer in (1, 3)
-    }
+    text = "has tag=1, but this peer has tag=2: give the same on all peers, or, to different programs, different"
+    assert unlike(rows, rows[1]) == {peer: f"peer {peer} {text} run names (PCCL_RUN)" for peer in (1, 3)}
     assert not unlike(rows[:1], rows[0])
