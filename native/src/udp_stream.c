@@ -32,7 +32,8 @@ enum {
     SIZE_TRIES = 2
 };
 
-#define ACK_DELAY_NS INT64_C(1000000)
+#define ACK_DELAY_MIN_NS INT64_C(1000000)
+#define ACK_DELAY_MAX_NS INT64_C(5000000)
 #define QUANTUM_NS INT64_C(1000000)
 #define LATE_NS INT64_C(8000000) /* a sender that comes late makes up for as much */
 #define GRANULE_NS INT64_C(1000000)
@@ -373,12 +374,19 @@ static void packets_find_lost(pccl_udp_stream *s, int64_t now_ns)
     packets_forget(s);
 }
 
+/* How long an ACK waits for more packets: an eighth of the round trip, within bounds. */
+static int64_t stream_ack_delay_ns(const pccl_udp_stream *s)
+{
+    int64_t ns = s->round_trip_ns / 8;
+    return ns < ACK_DELAY_MIN_NS ? ACK_DELAY_MIN_NS : ns < ACK_DELAY_MAX_NS ? ns : ACK_DELAY_MAX_NS;
+}
+
 static int64_t stream_timeout_ns(const pccl_udp_stream *s)
 {
     if (!s->is_open || s->round_trip_ns == 0)
         return FIRST_TIMEOUT_NS;
     int64_t slack_ns = 4 * s->round_trip_var_ns;
-    int64_t ns = s->round_trip_ns + (slack_ns > GRANULE_NS ? slack_ns : GRANULE_NS) + 4 * ACK_DELAY_NS;
+    int64_t ns = s->round_trip_ns + (slack_ns > GRANULE_NS ? slack_ns : GRANULE_NS) + 4 * stream_ack_delay_ns(s);
     int64_t longest_ns = ns > LONGEST_TIMEOUT_NS ? ns : LONGEST_TIMEOUT_NS;
     ns <<= s->backoff < BACKOFF_MAX ? s->backoff : BACKOFF_MAX;
     return ns < longest_ns ? ns : longest_ns;
@@ -866,7 +874,7 @@ static const char *stream_on_data(
     arrived_add(s, number);
     if (!s->is_ack_due) {
         s->is_ack_due = 1;
-        s->ack_ns = now_ns + ACK_DELAY_NS;
+        s->ack_ns = now_ns + stream_ack_delay_ns(s);
     }
     s->is_ack_urgent |= ++s->unacked_arrivals >= ACK_PACKETS || bytes == 0;
     return NULL;
