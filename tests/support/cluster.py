@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -60,9 +59,8 @@ class Background:
         """Wait for the call, and return its value or the PCCLError that it raised."""
         self._thread.join(limit_s)
         if not self.is_over:
-            frame = stacks.frames().get(self._thread.ident or 0)
-            stack = "".join(traceback.format_stack(frame)) if frame else ""
-            raise AssertionError(f"a call has not returned within {limit_s:g} s:\n{stack}")
+            what = f"the call of {self._thread.name} has not returned within {limit_s:g} s"
+            raise AssertionError(f"{what}:\n{stacks.report()}")
         if self._error is not None and not isinstance(self._error, PCCLError):
             raise self._error
         return self._error or self._value

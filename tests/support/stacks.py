@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+import traceback
+from pathlib import Path
 from types import FrameType
 
 
@@ -19,3 +22,16 @@ def frames() -> dict[int, FrameType]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def report() -> str:
+    """Return the stack of each thread, with its state and processor time (in ticks) where Linux lists them."""
+    found = []
+    names = {each.ident: (each.name, each.native_id) for each in threading.enumerate()}
+    for ident, frame in frames().items():
+        name, native = names.get(ident, ("a thread that Python did not start", None))
+        stat = Path(f"/proc/self/task/{native}/stat")
+        fields = stat.read_text().rpartition(")")[2].split() if stat.exists() else []
+        state = f", {fields[0]}, {fields[11]} + {fields[12]} ticks" if fields else ""
+        found.append(f"{name}{state}:\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(found)

@@ -55,7 +55,7 @@ class _Watch:
     """The thread that watches trio runs, while there are runs to watch."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage collection may end a watch in the thread that holds it
         self._watched: dict[int, tuple[Any, float]] = {}
         self._next = 1
         self._is_running = False

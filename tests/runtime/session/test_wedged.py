@@ -197,6 +197,17 @@ def test_a_users_trio_program_may_compute_for_as_long_as_is_tolerated(
     assert in_a_program_that_computes(5.0) == worlds
 
 
+def test_watch_that_garbage_collection_ends_does_not_wait_for_itself() -> None:
+    watch = progress._Watch()
+    number = watch.begin(ffi.new("pccl_progress *"), 1.0)
+
+    def collected() -> None:
+        with watch._lock:
+            watch.end(number)
+
+    Background(collected).result()
+
+
 def test_a_run_does_not_wait_for_the_thread_that_watches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new thread may have its first turn late, on a busy machine."""
     watch = progress._Watch()
