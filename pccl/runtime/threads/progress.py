@@ -9,12 +9,14 @@ run records each *turn*, and heartbeats stop once the run has made no progress f
                     itself is stuck. This applies only to pccl's own trio thread: in a user's program, the run makes no
                     progress while one of the user's tasks computes.
 
-A peer timeout later, the other side detects that the process is silent.
+A peer timeout later, the other side detects that the process is silent. The watching thread writes the stacks of all
+threads to stderr once pccl's own run has stood still for TOLD_S.
 """
 
 from __future__ import annotations
 
 import _thread
+import faulthandler
 import os
 import queue
 import threading
@@ -29,6 +31,7 @@ from pccl.runtime.threads import portal
 
 HOLD_S = 60.0
 STILL_S_MIN = 2.0
+TOLD_S = 20.0
 LOOKS_PER_SPAN = 10
 TURNS_PER_TIMEOUT = 10
 TURN_S_MAX = 1.0
@@ -80,6 +83,7 @@ class _Watch:
         self._changed.put(None)
 
     def _run(self) -> None:
+        turns, still_s = 0, 0.0
         while True:
             with self._lock:
                 watched = list(self._watched.values())
@@ -88,8 +92,16 @@ class _Watch:
                     return
             for progress, _ in watched:
                 lib.pccl_progress_look(progress)
+            interval_s = min(each_s for _, each_s in watched)
+            before, turns = turns, sum(progress.turns for progress, _ in watched)
+            was_told = still_s > TOLD_S
+            still_s = still_s + interval_s if turns == before else 0.0  # not the time of a suspended process
+            if still_s > TOLD_S and not was_told:
+                with suppress(OSError):
+                    os.write(2, b"pccl: its thread stands still; please report this with the stacks that follow\n")
+                    faulthandler.dump_traceback(2)
             try:
-                self._changed.get(timeout=min(interval_s for _, interval_s in watched))
+                self._changed.get(timeout=interval_s)
             except queue.Empty:
                 continue
 

@@ -208,6 +208,14 @@ def test_watch_that_garbage_collection_ends_does_not_wait_for_itself() -> None:
     Background(collected).result()
 
 
+def test_standstill_shows_stacks(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "TOLD_S", 0.1)
+    watch, turns = progress._Watch(), ffi.new("pccl_progress *")
+    number = watch.begin(turns, 0.01)
+    until(lambda: "test_standstill_shows_stacks" in capfd.readouterr().err, "the stacks")
+    watch.end(number)
+
+
 def test_a_run_does_not_wait_for_the_thread_that_watches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new thread may have its first turn late, on a busy machine."""
     watch = progress._Watch()
