@@ -272,7 +272,12 @@ static ssize_t udp_send(pccl_wire *wire, struct iovec *iov, int count)
         udp_pump(udp);
     size_t taken_bytes = 0;
     if (udp->pending_first == udp->pending_end) {
-        taken_bytes = pccl_udp_stream_write(udp->stream, iov, count, udp->unsent_bytes_max, pccl_now_ns());
+        int64_t now_ns = pccl_now_ns();
+        pccl_udp_stats stats;
+        pccl_udp_stream_read_stats(udp->stream, &stats);
+        if (stats.unacked_bytes == 0)
+            udp->heard_ns = now_ns; /* there was nothing to hear since then */
+        taken_bytes = pccl_udp_stream_write(udp->stream, iov, count, udp->unsent_bytes_max, now_ns);
         if (taken_bytes < given_bytes)
             udp_set_full(udp, 1);
         udp_pump(udp);

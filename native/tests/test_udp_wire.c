@@ -285,6 +285,30 @@ static void unsent_bytes_are_bounded(void)
     pair_close(&p);
 }
 
+static void silence_counts_from_the_first_byte_after_a_pause(void)
+{
+    pair p;
+    REQUIRE(pair_open(&p, AF_INET, 0) == 0);
+    p.ends[0].to_send = 1000;
+    end_send(&p.ends[0]);
+    CHECK(pair_turn(&p, 0, 1000) == 0);
+    uint64_t in_flight = 1;
+    uint64_t unsent;
+    for (int64_t end_ms = pccl_now_ms() + 1500; pccl_now_ms() < end_ms;) { /* a pause longer than the limit */
+        pccl_poll_event events[EVENTS];
+        if (pccl_poller_wait(p.poller, events, EVENTS, 100) > 0)
+            for (int i = 0; i < 2; i++)
+                end_receive(&p.ends[i]);
+    }
+    CHECK(p.ends[0].wire->type->under_way(p.ends[0].wire, &in_flight, &unsent) == 0 && in_flight == 0);
+    p.ends[0].to_send = 1000;
+    end_send(&p.ends[0]);
+    end_receive(&p.ends[0]); /* before the other end can answer */
+    CHECK(p.ends[0].answer == -EAGAIN && p.ends[0].wire->broken == NULL);
+    CHECK(pair_turn(&p, 0, 2000) == 0);
+    pair_close(&p);
+}
+
 /* Before the other end is there its port refuses datagrams. */
 static void an_end_that_opens_later_is_waited_for(void)
 {
@@ -325,6 +349,7 @@ int main(void)
     RUN(a_path_that_carries_nothing_breaks_the_wire);
     RUN(a_reader_that_stops_stops_the_sender);
     RUN(unsent_bytes_are_bounded);
+    RUN(silence_counts_from_the_first_byte_after_a_pause);
     RUN(an_end_that_opens_later_is_waited_for);
     return check_summary();
 }
