@@ -83,7 +83,7 @@ class _Watch:
         self._changed.put(None)
 
     def _run(self) -> None:
-        turns, still_s = 0, 0.0
+        turns, still_s, is_told = 0, 0.0, False
         while True:
             with self._lock:
                 watched = list(self._watched.values())
@@ -94,16 +94,17 @@ class _Watch:
                 lib.pccl_progress_look(progress)
             interval_s = min(each_s for _, each_s in watched)
             before, turns = turns, sum(progress.turns for progress, _ in watched)
-            was_told = still_s > TOLD_S
-            still_s = still_s + interval_s if turns == before else 0.0  # not the time of a suspended process
-            if still_s > TOLD_S and not was_told:
+            if turns != before:
+                still_s, is_told = 0.0, False
+            elif still_s > TOLD_S and not is_told:
+                is_told = True
                 with suppress(OSError):
                     os.write(2, b"pccl: its thread stands still; please report this with the stacks that follow\n")
                     faulthandler.dump_traceback(2)
             try:
                 self._changed.get(timeout=interval_s)
             except queue.Empty:
-                continue
+                still_s += min(interval_s, TURN_S_MAX)  # little of the time of a suspended process
 
 
 _watch = _Watch()

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Communicator, ErrorFeedback, PCCLError, QuantizationOptions, ReduceOp, Result
+from pccl import Communicator, ErrorFeedback, MismatchError, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
 from pccl.training.compression import Compressor, Owners
 from pccl.training.group.relaunch import Outcome, Relaunched, average, own_number
@@ -36,7 +36,7 @@ def explained(error: PCCLError) -> PCCLError:
     if "AVG of" not in error.message or not ("SUM of" in error.message or "all_gather of" in error.message):
         return error
     text = f"{error.message}; peers with a weight call another op: give outer_step(weight=...) on all peers or on none"
-    return PCCLError(Result.INVALID_ARGUMENT, error.func_name, text)
+    return MismatchError(Result.INVALID_ARGUMENT, error.func_name, text)
 
 
 class NotedAverage:

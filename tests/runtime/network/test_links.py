@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
@@ -185,4 +186,4 @@ def test_a_single_connection_is_bounded_too() -> None:
             with pytest.raises(LinkError, match=r"peer 1 at 127\.0\.0\.1:\d+: no answer within 0\.1 s"):
                 await dial_within(member, "127.0.0.1", HELLO, "", 0.1)
 
-    trio.run(run)
+    trio.run(run, clock=MockClock(autojump_threshold=0.05))

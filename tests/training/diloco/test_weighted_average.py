@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import DataType, MasterNode, QuantizationAlgorithm, QuantizationOptions, Result
+from pccl import DataType, MasterNode, MismatchError, QuantizationAlgorithm, QuantizationOptions, Result
 from pccl.training import OuterNesterov
 from pccl.training.diloco.weighted_average import NotedAverage
 from tests.support.cluster import outcomes, results, together
@@ -66,6 +66,7 @@ def test_weights_on_some_peers_are_refused(master: MasterNode, compression: Any)
     peers = cluster_of(master, 2, compression=compression)
     found = outcomes([partial(peers[0].diloco.outer_step, weight=2.0), peers[1].diloco.outer_step])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
+    assert all(isinstance(error, MismatchError) for error in found)
     assert all("give outer_step(weight=...) on all peers or on none" in str(error) for error in found)
     close(peers)
 
