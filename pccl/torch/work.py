@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 from time import monotonic
 from typing import Any, Protocol
 
@@ -41,6 +40,9 @@ def wait_for(over: Future[int], tensors: List[Tensor]) -> List[Tensor]:
 def start(over: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
     return torch.jit.fork(wait_for, over, tensors)
 """
+
+_units: dict[str, Any] = {}
+"""The compiled code above, once for all threads: to free a unit with open futures aborts the process."""
 
 Steps = Generator[OpSpec, None, Any]
 
@@ -327,11 +329,11 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         return self._value
 
 
-@cache
 def _typed() -> Any:
     """Return functions whose futures hold a list of tensors that C++ code can read, as DDP's built-in FP16 hook does.
     The future of a Python callback holds a Python object instead."""
-    return torch.jit.CompilationUnit(LISTS_OF_TENSORS)
+    code = LISTS_OF_TENSORS
+    return _units.get(code) or _units.setdefault(code, torch.jit.CompilationUnit(code))
 
 
 def _complete(futures: Sequence[Any]) -> None:

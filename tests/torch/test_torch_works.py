@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -103,12 +105,10 @@ def test_built_in_hook_of_ddp(kind: str) -> None:
         assert run_ranks(2, script) == [[[3.0] * 3] * 2] * 2
 
 
-def test_future_of_half_tensors_is_the_tensor_list() -> None:
-    def script(rank: int) -> bool:
-        tensor = torch.ones(2, dtype=torch.half)
-        future = dist.all_reduce(tensor, async_op=True).get_future()
-        (found,) = future.wait()
-        return found.data_ptr() == tensor.data_ptr() and tensor.tolist() == [2, 2]
-
-    with worlds():
-        assert run_ranks(2, script) == [True, True]
+def test_threads_get_the_same_compiled_code() -> None:
+    """Code that is freed before its futures end aborts the process."""
+    pccl.torch.work._units.clear()
+    arrived = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        units = list(pool.map(lambda _: (arrived.wait(10), pccl.torch.work._typed())[1], range(8)))
+    assert len({id(unit) for unit in units}) == 1
