@@ -2,14 +2,14 @@
 
     python examples/compare_bytes.py --seeds 3 --plot bytes.svg
 
-Every method starts from the same pretrained model and takes 2,000 inner steps. `--model large` trains 2.3 million
-parameters for 1,000 steps, by five of the methods. Every peer takes all steps, so with more `--peers`, the tokens of a
-peer stay the same. Each model and number of peers needs a `--folder` of its own. Bytes are those that a peer sends to
-other peers and receives from them, with frame headers, by pccl's counters. Settings were chosen by the validation
-loss; the table compares losses on another text. The digests of all peers are compared after every outer step, and exit
-code 1 means that some differed or that a run failed. `--only NAME ...` selects methods. `--churn` adds a run of each
-method in which three peers are killed (SIGKILL) and restarted. Results are kept in `--folder`, and the same command
-resumes there; `--again NAME ...` repeats methods.
+Every method starts from the same pretrained model and takes 2,000 inner steps, or 1,000 of two batches. `--model large`
+trains 2.3 million parameters for 1,000 steps, by five of the methods. Every peer takes all steps, so with more
+`--peers`, the tokens of a peer stay the same. Each model and number of peers needs a `--folder` of its own. Bytes are
+those that a peer sends to other peers and receives from them, with frame headers, by pccl's counters. Settings were
+chosen by the validation loss; the table compares losses on another text. The digests of all peers are compared after
+every outer step, and exit code 1 means that some differed or that a run failed. `--only NAME ...` selects methods.
+`--churn` adds a run of each method in which three peers are killed (SIGKILL) and restarted. Results are kept in
+`--folder`, and the same command resumes there; `--again NAME ...` repeats methods.
 """
 
 import argparse
@@ -17,10 +17,11 @@ import json
 import shutil
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.gpt import BATCH
 from common.runs import Kind, Outcome, Run, Settings
 
 STEPS = {"small": 2000, "large": 1000}
@@ -35,6 +36,8 @@ class Method:
     """Inner steps per outer step."""
     arguments: str = ""
     of_last_peer: str = ""
+    batches: int = 1
+    """Usual batches per inner step; the method takes fewer steps, so that the tokens are the same."""
 
     def kind(self, kill_every: int) -> Kind:
         return Kind(self.script, tuple(self.arguments.split()), kill_every, KILLS, tuple(self.of_last_peer.split()))
@@ -55,6 +58,12 @@ def late(rate: float, momentum: float, more: str) -> Method:
     return Method("async_diloco_gpt.py", 50, arguments)
 
 
+def doubled(inner: int, rate: float, momentum: float, end: str, compression: str) -> Method:
+    """Muon with fewer inner steps, of two batches each, and a schedule of the outer optimizer."""
+    arguments = f"{MUON} --muon-rate 0.024 --muon-momentum 0.9 --outer-end {end} --compression {compression}"
+    return replace(diloco(inner, rate, momentum, arguments), batches=2)
+
+
 MUON = "--optimizer muon"
 METHODS = {
     "ddp": ddp(),
@@ -69,13 +78,14 @@ METHODS = {
     "muon": diloco(50, 0.7, 0.8, MUON),
     "muon 4-bit": diloco(50, 0.7, 0.8, f"{MUON} --compression 4bit"),
     "muon 2-bit": diloco(50, 0.7, 0.8, f"{MUON} --compression 2bit"),
-    "muon 25 entropy": diloco(25, 0.7, 0.8, f"{MUON} --compression entropy=1.75/2.2"),
+    "muon 27 x 2 4-bit": doubled(27, 0.7, 0.75, "0.5,0.5", "4bit"),
+    "muon 25 x 2 2-bit": doubled(25, 0.7, 0.75, "0.5,0.5", "2bit"),
     "muon 1-bit": diloco(50, 1.0, 0.6, f"{MUON} --compression 1bit"),
     "muon 100 2-bit": diloco(100, 1.0, 0.6, f"{MUON} --compression 2bit"),
-    "muon 100 entropy": diloco(100, 1.0, 0.6, f"{MUON} --compression entropy=1.6/2.2"),
+    "muon 50 x 2 entropy": doubled(50, 1.0, 0.6, "0.7,0.4", "entropy=1.6/2.2"),
     "muon 200": diloco(200, 1.0, 0.5, MUON),
     "muon 200 2-bit": diloco(200, 1.0, 0.5, f"{MUON} --compression 2bit"),
-    "muon 200 entropy": diloco(200, 1.0, 0.5, f"{MUON} --compression entropy=1.6/2.2"),
+    "muon 100 x 2 entropy": doubled(100, 1.0, 0.5, "0.7,0.3", "entropy=1.6/2.2"),
     "topk 1/16": diloco(50, 1.0, 0, "--compression topk=0.0625"),
     "topk 1/64": diloco(50, 1.0, 0, "--compression topk=0.015625"),
     "muon topk 1/16": diloco(50, 1.0, 0, f"{MUON} --compression topk=0.0625"),
@@ -216,9 +226,10 @@ def main() -> int:
             continue
         print(f"run {number} of {len(planned)}: {shown}, seed {seed}", flush=True)
         method = METHODS[name]
-        steps = inner_steps // method.inner
+        steps = inner_steps // (method.inner * method.batches)
         start = options.folder / f"start-{seed}.pt"
-        settings = Settings(start, options.peers, steps, method.inner, pretraining, seed=seed, model=options.model)
+        batch = BATCH * method.batches
+        settings = Settings(start, options.peers, steps, method.inner, pretraining, batch, seed, options.model)
         kind = method.kind(max(1, steps // (KILLS + 2)) if has_kills else 0)
         scratch = options.folder / "run"
         shutil.rmtree(scratch, ignore_errors=True)

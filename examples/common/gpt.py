@@ -120,11 +120,11 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-def muon(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+def muon(model: nn.Module, rate: float, momentum: float) -> torch.optim.Optimizer:
     """Return Muon (Jordan et al. 2024) for the blocks' matrices, and AdamW for all other parameters."""
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     others = [each for each in model.parameters() if not any(each is matrix for matrix in matrices)]
-    return Joined(torch.optim.Muon(matrices, lr=rate), adamw(others))
+    return Joined(torch.optim.Muon(matrices, lr=rate, momentum=momentum), adamw(others))
 
 
 class Trainer:
@@ -142,11 +142,12 @@ class Trainer:
         least_s: float = 0.0,
         optimizer: str = "adamw",
         muon_rate: float = MUON_RATE,
+        muon_momentum: float = 0.95,
     ) -> None:
         self.model, self.corpus, self.index, self.steps = model, corpus, index, steps
         self.batch, self.least_s = batch, least_s
         self.muon_rate = muon_rate
-        self.optimizer = muon(model, muon_rate) if optimizer == "muon" else adamw(model.parameters())
+        self.optimizer = muon(model, muon_rate, muon_momentum) if optimizer == "muon" else adamw(model.parameters())
 
     def backward(self, step: int) -> float:
         """Compute loss and gradients of the batch for `step`, which depends only on the step and the peer."""
@@ -187,7 +188,7 @@ class Trainer:
             for step in range(-steps, 0):
                 self._schedule(0)
                 self.optimizer.zero_grad()
-                self.model.loss(self.corpus.batch_of_all(step, self.batch, self.model.size.context + 1)).backward()
+                self.model.loss(self.corpus.batch_of_all(step, BATCH, self.model.size.context + 1)).backward()
                 self.optimizer.step()
             if path is not None:
                 whole = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may read `path` at any time

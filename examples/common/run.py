@@ -12,6 +12,7 @@ import torch
 
 from common.gpt import GPT, SIZES, Trainer
 from common.progress import Progress, announce, gpt_arguments
+from common.schedule import OuterSchedule
 from common.text import Corpus
 from pccl import DataType, QuantizationOptions
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo, OuterAdam, OuterMomentum, OuterNesterov, OuterOptimizer
@@ -73,6 +74,9 @@ def outer_of(options: argparse.Namespace) -> OuterOptimizer | None:
         return OuterAdam(rate, momentum)
     if options.outer == "momentum":
         return OuterMomentum(rate, momentum, options.outer_clip)
+    if options.outer_end is not None:
+        end = map(float, options.outer_end.split(","))
+        return OuterSchedule(rate, momentum, options.steps * 9 // 10, *end)
     return OuterNesterov(rate, momentum)
 
 
@@ -134,7 +138,15 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
     model = GPT(options.seed, SIZES[options.model])
     steps = options.steps * options.inner
     trainer = Trainer(
-        model, corpus, options.index, steps, options.batch, options.step_ms / 1e3, options.optimizer, options.muon_rate
+        model,
+        corpus,
+        options.index,
+        steps,
+        options.batch,
+        options.step_ms / 1e3,
+        options.optimizer,
+        options.muon_rate,
+        options.muon_momentum,
     )
     trainer.warm_start(options.pretrain, options.start)
     quantization = QuantizationOptions(DataType.UINT8, bits=options.quantize) if options.quantize else None

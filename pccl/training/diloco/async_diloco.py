@@ -234,11 +234,11 @@ class AsyncDiLoCo(OuterLoop):
         if self._mixing is None:
             start, momentum = self._start[:count], self._momentum[..., fragment.place]
             if self._ahead == "own":
-                self._outer.look_ahead(outer, momentum, gradient, start)
+                self._outer.at(self.revision).look_ahead(outer, momentum, gradient, start)
             else:
                 np.copyto(start, outer)
                 share = gradient / gradient.dtype.type(self._communicator.world_size)
-                self._outer.step(start, momentum.copy(), share)
+                self._outer.at(self.revision).step(start, momentum.copy(), share)
             part.write(start)
         self._launch(fragment, gradient, weight, is_finite)
 

@@ -479,7 +479,7 @@ class OuterLoop(TrainingLoop):
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
         """Apply one outer update to the elements at `place`, overwriting `gradient`, unless it is to be skipped."""
         if not self._is_skipped:
-            self._outer.step(self._parameters[place], self._momentum[..., place], gradient)
+            self._outer.at(self.revision).step(self._parameters[place], self._momentum[..., place], gradient)
         self._state.revision += 1
 
     def _snapshot(self) -> Snapshot:

@@ -32,6 +32,10 @@ class OuterOptimizer(ABC):
         """Return the initial state, the same on all peers: a vector like the parameters, or several as rows."""
         return np.zeros_like(parameters)
 
+    def at(self, step: int) -> OuterOptimizer:
+        """Return the optimizer of outer step `step`, counted from 0. Override it for a schedule; all use one state."""
+        return self
+
     @abstractmethod
     def step(self, parameters: Vector, state: Vector, gradient: Vector) -> None:
         """Update parameters and state in place. `gradient` is used as scratch."""

@@ -21,10 +21,17 @@ from pccl.training import (
     OuterOptimizer,
 )
 from tests.support.cluster import Background, together
-from tests.training.peers import Kind, Peer, assert_parity, cluster_of, each_runs
+from tests.training.peers import INNER_STEPS, Kind, Peer, assert_parity, cluster_of, each_runs
 
 STEPS, COUNT = 6, 1001
-OUTER = [OuterNesterov(0.5, 0.0), OuterMomentum(0.5, 0.8, 0.3), OuterAdam(0.02)]
+
+
+class Schedule(OuterNesterov):
+    def at(self, step: int) -> OuterOptimizer:
+        return OuterNesterov(self.learning_rate / (1 + step), self.momentum)
+
+
+OUTER = [OuterNesterov(0.5, 0.0), OuterMomentum(0.5, 0.8, 0.3), OuterAdam(0.02), Schedule(0.5, 0.0)]
 each_outer = pytest.mark.parametrize("outer", OUTER, ids=lambda outer: type(outer).__name__)
 
 
@@ -40,11 +47,14 @@ def after(outer: OuterOptimizer, dtype: Any) -> Any:
     return parameters
 
 
-def test_sgd_is_nesterov_without_momentum() -> None:
-    expected = np.ones(COUNT)
-    for gradient in gradients():
-        expected -= 0.5 * gradient
-    np.testing.assert_allclose(after(OUTER[0], np.float64), expected, rtol=1e-12)
+def test_schedule_and_sgd_as_nesterov_without_momentum(master: MasterNode) -> None:
+    peer = Peer(master.address, 1, outer=OUTER[-1]).enter()
+    expected = peer.diloco.outer_parameters.astype(np.float64)
+    for step in range(3):
+        expected += 0.5 / (1 + step) * (1 - 0.9**INNER_STEPS) * (1 - expected)
+        peer.run(step + 1)
+        np.testing.assert_allclose(peer.diloco.outer_parameters, expected, rtol=1e-5)
+    peer.close()
 
 
 def test_momentum_is_that_of_slowmo_clipped_as_in_co2() -> None:
