@@ -62,7 +62,6 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--muon-momentum", type=float, default=0.95, help="of --optimizer muon (default: %(default)s)")
     parser.add_argument("--outer-learning-rate", type=float, help="for DiLoCo (default: the class's)")
     parser.add_argument("--outer-momentum", type=float, help="for DiLoCo (default: the class's)")
-    parser.add_argument("--outer-end", metavar="RATE,MOMENTUM", help="DiLoCo's in the last tenth of the outer steps")
     parser.add_argument("--outer-clip", type=float, default=math.inf, help="with --outer momentum")
     parser.add_argument("--model", choices=["small", "large"], default="small", help="68,544 or 2.3 million parameters")
     parser.add_argument("--batch", type=int, default=8, help="sequences per step and peer (default: %(default)s)")

@@ -67,7 +67,7 @@ def compression_of(options: argparse.Namespace) -> CompressionWord | Compressor 
 def outer_of(options: argparse.Namespace) -> OuterOptimizer | None:
     """Return the outer optimizer, None for the class's default."""
     rate, momentum = options.outer_learning_rate, options.outer_momentum
-    if options.outer == "nesterov" and rate is momentum is None:
+    if options.outer == "nesterov" and rate is momentum is options.outer_end is None:
         return None
     rate, momentum = 0.7 if rate is None else rate, 0.9 if momentum is None else momentum
     if options.outer == "adam":
@@ -75,8 +75,8 @@ def outer_of(options: argparse.Namespace) -> OuterOptimizer | None:
     if options.outer == "momentum":
         return OuterMomentum(rate, momentum, options.outer_clip)
     if options.outer_end is not None:
-        end = map(float, options.outer_end.split(","))
-        return OuterSchedule(rate, momentum, options.steps * 9 // 10, *end)
+        end = OuterNesterov(*options.outer_end)
+        return OuterSchedule(learning_rate=rate, momentum=momentum, end_step=options.steps * 9 // 10, end=end)
     return OuterNesterov(rate, momentum)
 
 
@@ -124,6 +124,13 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
         )
         parser.add_argument("--weighted", action="store_true", help="weight peers by the tokens they have trained on")
         parser.add_argument("--slow", type=int, default=1, metavar="N", help="take only 1/N of the inner steps")
+        parser.add_argument(
+            "--outer-end",
+            type=float,
+            nargs=2,
+            metavar=("RATE", "MOMENTUM"),
+            help="of --outer nesterov in the last tenth of the outer steps",
+        )
         parser.add_argument("--late", action="store_true", help="with --slow: contribute only every N outer steps")
     if fragments is not None:
         parser.add_argument(
@@ -132,7 +139,10 @@ def prepare(description: str, fragments: int | None = None, *, is_unequal: bool 
         parser.add_argument("--overlap", type=int, help="inner steps until an average is applied (default: the next)")
         parser.add_argument("--mixing", type=float, help="share of the local parameters that an average leaves")
         parser.add_argument("--ahead", choices=["own", "share"], default="own", help="estimate of an average in flight")
+    parser.set_defaults(outer_end=None)
     options = parser.parse_args()
+    if options.outer_end is not None and options.outer != "nesterov":
+        parser.error("--outer-end is for --outer nesterov")
     torch.set_num_threads(1)  # several peers share this machine's cores
     corpus = Corpus(shards=options.peers, seed=options.seed)
     model = GPT(options.seed, SIZES[options.model])

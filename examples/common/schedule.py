@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pccl.training import OuterNesterov, OuterOptimizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OuterSchedule(OuterNesterov):
-    """Nesterov momentum with another learning rate and momentum from outer step `last` on, as few steps are left then
-    to make up for what the momentum overshoots."""
+    """Nesterov momentum that takes the settings of `end` from outer step `end_step` on."""
 
-    last: int = 0
-    last_learning_rate: float = 0.5
-    last_momentum: float = 0.6
+    end_step: int
+    end: OuterNesterov
 
     def at(self, step: int) -> OuterOptimizer:
-        return self if step < self.last else OuterNesterov(self.last_learning_rate, self.last_momentum)
+        return self if step < self.end_step else self.end

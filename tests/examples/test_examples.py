@@ -110,7 +110,8 @@ def test_diloco_gpt_with_torch_and_late_updates() -> None:
 def test_diloco_gpt_with_torch_compresses_what_muon_moves(tmp_path: Path) -> None:
     pytest.importorskip("torch", "2.9")
     command = ["-n", "2", "examples/diloco_gpt.py", *SHORT, "--optimizer", "muon", "--compression", "topk=0.0625"]
-    command += ["--outer-learning-rate", "1", "--outer-momentum", "0", "--checkpoint", str(tmp_path)]
+    command += ["--outer-learning-rate", "1", "--outer-momentum", "0", "--outer-end", "0.5", "0"]
+    command += ["--checkpoint", str(tmp_path)]
     lines = _run(*command)
     assert [row[:2] for row in _table(lines)] == [["2", "2"], ["4", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1

@@ -33,7 +33,8 @@ class OuterOptimizer(ABC):
         return np.zeros_like(parameters)
 
     def at(self, step: int) -> OuterOptimizer:
-        """Return the optimizer of outer step `step`, counted from 0. Override it for a schedule; all use one state."""
+        """Return the optimizer of outer step `step`, from 0, for a schedule. The result may depend on the step and the
+        settings in `repr` alone, and has this optimizer's kind of state. It may be asked for several times."""
         return self
 
     @abstractmethod
