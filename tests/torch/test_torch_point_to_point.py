@@ -44,10 +44,7 @@ def test_sends_match_in_order_per_tag() -> None:
 def test_batch_isend_irecv() -> None:
     def script(rank: int) -> float:
         tensor, found = torch.full((4,), float(rank)), torch.zeros(4)
-        ops = [
-            dist.P2POp(dist.isend, tensor, (rank + 1) % 3),
-            dist.P2POp(dist.irecv, found, (rank - 1) % 3),
-        ]
+        ops = [dist.P2POp(dist.isend, tensor, (rank + 1) % 3), dist.P2POp(dist.irecv, found, (rank - 1) % 3)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         return found[0].item()

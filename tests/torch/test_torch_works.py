@@ -112,3 +112,14 @@ def test_threads_get_the_same_compiled_code() -> None:
     with ThreadPoolExecutor(8) as pool:
         units = list(pool.map(lambda _: (arrived.wait(10), pccl.torch.work._typed())[1], range(8)))
     assert len({id(unit) for unit in units}) == 1
+
+
+def test_future_of_half_tensors_is_the_tensor_list() -> None:
+    def script(rank: int) -> bool:
+        tensor = torch.ones(2, dtype=torch.half)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        (found,) = future.wait()
+        return found.data_ptr() == tensor.data_ptr() and tensor.tolist() == [2, 2]
+
+    with worlds():
+        assert run_ranks(2, script) == [True, True]

@@ -30,6 +30,7 @@ from pccl.training.compression import (
     Sketch,
     TopK,
 )
+from pccl.training.compression.averages import first_largest
 from pccl.training.compression.matrices import cosines
 from pccl.training.compression.quantizers import _STEPS
 from pccl.training.compression.sparse import least
@@ -431,6 +432,14 @@ def test_arc_top_k_sends_the_rows_that_are_largest_in_the_average_on_all_peers()
             np.testing.assert_array_equal(np.flatnonzero(sent.any(axis=1)), np.sort(largest))
             np.testing.assert_allclose(sent[largest], vector.reshape(32, 16)[largest], rtol=2**-8)
         averaged(compressors, vectors)
+
+
+def test_first_largest_is_a_stable_selection() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        sizes = random.integers(0, 5, 40).astype(np.float32)
+        count = int(random.integers(1, 41))
+        np.testing.assert_array_equal(first_largest(sizes, count), np.sort(np.argsort(-sizes, kind="stable")[:count]))
 
 
 def test_densities_of_layers_minimize_the_error_within_the_budget() -> None:

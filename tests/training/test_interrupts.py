@@ -17,11 +17,7 @@ from tests.training.spsa.spsa_peers import SPSAPeer
 ASLEEP = 10**9
 """A step that no call comes to before it sleeps."""
 
-new_peers = {
-    "diloco": partial(Peer, kind=DiLoCo),
-    "async": partial(Peer, kind=AsyncDiLoCo),
-    "spsa": SPSAPeer,
-}
+new_peers = {"diloco": partial(Peer, kind=DiLoCo), "async": partial(Peer, kind=AsyncDiLoCo), "spsa": SPSAPeer}
 
 
 def loop_of(peer: Any) -> Any:

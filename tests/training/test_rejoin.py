@@ -17,14 +17,7 @@ from pccl.status import kick
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.group.membership import ADOPT, ADOPT_OWN, Row, common_history, unlike
 from tests.support.cluster import Background, evict, refusal, together, until
-from tests.training.peers import (
-    Peer,
-    assert_parity,
-    cluster_of,
-    each_runs,
-    new_model,
-    refused_while_others_train,
-)
+from tests.training.peers import Peer, assert_parity, cluster_of, each_runs, new_model, refused_while_others_train
 from tests.training.spsa.spsa_peers import SPSAPeer
 
 MEMBERSHIP = "pccl.training.group.membership"

@@ -10,12 +10,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
-from pccl.runtime.network.wire import (
-    ConnectionLost,
-    ControlConnection,
-    receive_exactly,
-    receive_message,
-)
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, receive_exactly, receive_message
 
 BOUND_S = 60
 
